@@ -1,0 +1,1 @@
+"""Plain values that every layer speaks: facts, manifest, report, errors. No I/O happens here."""

@@ -1,0 +1,220 @@
+"""manifest.json: what an image is, written last, so that its presence means "complete".
+
+One integer version, a readable range, an ordered list of upgrades, and required features that a
+reader must know. The digest in the last key covers the canonical form of everything else.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import Any
+
+import blake3
+
+from gpuckpt.model.errors import ImageCorrupt, ImageTooNew
+from gpuckpt.model.facts import Host, ProcessId, Tree
+from gpuckpt.model.jsonform import FormError, from_json, to_json
+
+NAME = "manifest.json"
+FORMAT = 1
+OLDEST_FORMAT = 1
+KNOWN_FEATURES = frozenset({"criu-files"})
+"""criu-files: pages lie in criu/pages-*.img as CRIU wrote them."""
+
+MAX_BYTES = 64 << 20
+"""A longer manifest is refused before it is parsed: it is read whole, from files that may be hostile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of the image, by its path below the image directory."""
+
+    path: str
+    size: int
+    blake3: str
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedFile:
+    """A file saved into files/ because the tree needs it and it will not survive outside the image."""
+
+    path: str
+    """Where it belongs on the host, absolute."""
+    part: str
+    """Its path below the image directory."""
+    reason: str
+    """'link-remap' …"""
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+    linked_to: str = ""
+    """Another name of the same inode, when it still exists: put back as a hard link to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class CriuOptions:
+    """What restore must repeat, and what CRIU recorded."""
+
+    version: str
+    run_id: str
+    shell_job: bool
+    tcp_established: bool
+    network_lock: str
+    file_locks: bool
+    ghost_limit_bytes: int
+    ext_unix_sockets: bool
+    external: tuple[str, ...]
+    """--external values of the dump: 'unix[123]' …"""
+    cpu_cap: str
+    lsm: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CudaSuspension:
+    """How one CUDA process was suspended, in the order of the suspension."""
+
+    id: ProcessId
+    restore_tid: int
+    gpu_memory_bytes: dict[str, int]
+    """GPU UUID -> bytes in use before the suspension."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """Where this image comes from."""
+
+    parent_image_id: str | None = None
+    generation: int = 1
+    """1 for a process that was never restored; a dump of a restored tree counts on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The whole manifest."""
+
+    format: int
+    requires: tuple[str, ...]
+    image_id: str
+    created: float
+    gpuckpt: str
+    host: Host
+    tree: Tree
+    criu: CriuOptions
+    parts: tuple[Part, ...]
+    captured: tuple[CapturedFile, ...]
+    stopped: tuple[ProcessId, ...]
+    """Processes that were stopped by a signal before the dump and stay so."""
+    handed_over_stopped: bool
+    """CRIU saw the tree in state T (the CUDA hold): it comes up stopped."""
+    cuda: tuple[CudaSuspension, ...]
+    tcp: str
+    """The policy of the dump for connections that leave the tree: refuse, keep, close."""
+    left_running: bool
+    lineage: Lineage
+    seconds: dict[str, float] = field(default_factory=dict)
+    frozen_seconds: float = 0.0
+    stopped_seconds: float = 0.0
+    bytes_raw: int = 0
+    bytes_stored: int = 0
+    allowed: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The bytes of manifest.json: canonical JSON with the digest of the rest as its last key."""
+    body = to_json(manifest)
+    body["blake3"] = _digest(body)
+    return json.dumps(body, indent=1, ensure_ascii=True).encode() + b"\n"
+
+
+def decode(raw: bytes, where: str) -> Manifest:
+    """Read manifest.json.
+
+    Raises ImageTooNew for a format or required feature this version does not know, ImageCorrupt for
+    anything that is not a whole and well-formed manifest. Hostile input is expected.
+    """
+    body = _parse(raw, where)
+    _refuse_newer(body, where)
+    digest = body.pop("blake3", None)
+    if digest != _digest(body):
+        raise ImageCorrupt(f"{where}: the manifest's digest does not fit its content", "copy the image again")
+    try:
+        manifest = from_json(Manifest, _upgraded(body))
+    except (FormError, RecursionError) as error:
+        raise ImageCorrupt(f"{where}: {error}", "copy the image again") from None
+    _check_paths(manifest, where)
+    return manifest
+
+
+def _parse(raw: bytes, where: str) -> dict[str, Any]:
+    if len(raw) > MAX_BYTES:
+        raise ImageCorrupt(f"{where}: larger than {MAX_BYTES >> 20} MiB, this is no manifest")
+    try:
+        body = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise ImageCorrupt(f"{where}: not whole JSON (cut or damaged)", "copy the image again") from None
+    if not isinstance(body, dict):
+        raise ImageCorrupt(f"{where}: not a manifest", "name a directory that `gpuckpt dump` made")
+    return body
+
+
+def _refuse_newer(body: dict[str, Any], where: str) -> None:
+    version = body.get("format")
+    if not isinstance(version, int) or isinstance(version, bool) or version < OLDEST_FORMAT:
+        raise ImageCorrupt(f"{where}: no format version that gpuckpt ever wrote")
+    writer = body.get("gpuckpt") if isinstance(body.get("gpuckpt"), str) else "unknown"
+    if version > FORMAT:
+        raise ImageTooNew(
+            f"{where}: image format {version}, this gpuckpt reads up to {FORMAT}",
+            f"install gpuckpt {writer} or newer",
+        )
+    requires = body.get("requires")
+    unknown = sorted(str(item) for item in requires if item not in KNOWN_FEATURES) if isinstance(requires, list) else []
+    if unknown:
+        raise ImageTooNew(
+            f"{where}: needs features this gpuckpt does not know: {', '.join(unknown)[:200]}",
+            f"install gpuckpt {writer} or newer",
+        )
+
+
+UPGRADES: tuple[Any, ...] = ()
+"""UPGRADES[n] turns the JSON of format n + 1 into that of format n + 2."""
+
+
+def _upgraded(body: dict[str, Any]) -> dict[str, Any]:
+    for upgrade in UPGRADES[body["format"] - 1 :]:
+        body = upgrade(body)
+    return body
+
+
+def _digest(body: dict[str, Any]) -> str:
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+    return blake3.blake3(canonical).hexdigest()
+
+
+def _check_paths(manifest: Manifest, where: str) -> None:
+    """No path may lead out of the image directory; none may name the manifest itself or be named twice."""
+    seen: set[str] = set()
+    for path in [part.path for part in manifest.parts]:
+        if path in seen or path == NAME or not stays_inside(path):
+            raise ImageCorrupt(f"{where}: the part path {path!r} is not allowed", "do not restore this image")
+        seen.add(path)
+    for captured in manifest.captured:
+        if captured.part not in seen or not captured.path.startswith("/") or ".." in PurePosixPath(captured.path).parts:
+            raise ImageCorrupt(
+                f"{where}: the captured file {captured.path!r} is not allowed", "do not restore this image"
+            )
+
+
+def stays_inside(path: str) -> bool:
+    """True for a plain relative path of ordinary names."""
+    parts = path.split("/")
+    return bool(path) and "\0" not in path and all(part not in ("", ".", "..") for part in parts)
+
+
+def with_notes(manifest: Manifest, *notes: str) -> Manifest:
+    """The manifest with further notes."""
+    return replace(manifest, notes=manifest.notes + notes)

@@ -1,0 +1,67 @@
+"""What the person asked for: one frozen value per verb, made by cli/, read by flows/."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+TcpPolicy = Literal["refuse", "keep", "close"]
+
+
+@dataclass(frozen=True, slots=True)
+class DumpRequest:
+    """Save the tree of `pid` as the image directory `image`."""
+
+    pid: int
+    image: Path
+    leave_running: bool = False
+    tcp: TcpPolicy = "refuse"
+    dry_run: bool = False
+    allow: frozenset[str] = frozenset()
+    keep_argv: bool = False
+    timeout_seconds: float | None = None
+    lock_timeout_seconds: float = 60.0
+    """The longest wait for the job's own GPU kernels, per process."""
+    settle_seconds: float = 3.0
+    """How long a tree that goes on is watched before the dump is called good."""
+    force_program: bool = False
+    """Use the cuda-checkpoint program although the driver offers the API (hidden; for tests)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRequest:
+    """Bring the tree of `image` back on this host."""
+
+    image: Path
+    wait: bool = False
+    stdio: dict[int, Path] = field(default_factory=dict)
+    """Descriptor 0, 1, 2 -> the file it shall go to."""
+    tcp: Literal["keep", "close"] | None = None
+    gpu_map: dict[str, str] = field(default_factory=dict)
+    """Old GPU -> new GPU, each a UUID or an index as the user wrote it."""
+    dry_run: bool = False
+    allow: frozenset[str] = frozenset()
+    timeout_seconds: float | None = None
+    settle_seconds: float = 3.0
+    force_program: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RepairRequest:
+    """Repair the tree of `pid`, which an interrupted run left held."""
+
+    pid: int
+    timeout_seconds: float | None = None
+    dry_run: bool = False
+    force_program: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InspectRequest:
+    """Say what a target is: an image, a running tree (`pid`), or this host (neither)."""
+
+    target: Path | None = None
+    pid: int | None = None
+    verify: bool = False
+    keep_argv: bool = False
