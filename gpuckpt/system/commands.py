@@ -1,0 +1,198 @@
+"""The one place that starts programs.
+
+Programs are resolved once to an absolute path, started without a shell, with a small environment of
+their own and nothing on standard input, and never waited for without a limit. cron's PATH is short,
+so the usual system directories are searched as well.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess  # noqa: TID251 - this is its home
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+EXTRA_DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/opt/gpuckpt/criu/bin")
+
+PASSED_ON = (
+    "PATH",
+    "HOME",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "PYTHONPATH",
+    "GPUCKPT_CRIU",
+    "GPUCKPT_TMPDIR",
+    "CUDA_VISIBLE_DEVICES",
+)
+"""Variables a started program inherits: enough to find programs and the driver's libraries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A finished program."""
+
+    argv: tuple[str, ...]
+    status: int
+    """Exit status; -n when signal n ended it, as subprocess has it."""
+    stdout: str
+    stderr: str
+    timed_out: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Ended by itself with status 0."""
+        return self.status == 0 and not self.timed_out
+
+    def describe(self) -> str:
+        """How it ended, in words."""
+        if self.timed_out:
+            return f"{self.argv[0]} did not end in time"
+        return f"{self.argv[0]} {describe_status(self.status)}"
+
+
+def describe_status(status: int) -> str:
+    """'exited with 1' or 'was ended by SIGKILL' for a subprocess return code."""
+    if status >= 0:
+        return f"exited with {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"
+
+
+def find_program(name: str, override: str | None = None) -> Path | None:
+    """The absolute path of a program: the override where given, else PATH, else the system directories."""
+    if override:
+        path = Path(override)
+        return path.absolute() if _executable(path) else None
+    for directory in (*os.environ.get("PATH", "").split(os.pathsep), *EXTRA_DIRECTORIES):
+        path = Path(directory) / name
+        if directory.startswith("/") and _executable(path):
+            return path
+    return None
+
+
+def _executable(path: Path) -> bool:
+    return path.is_file() and os.access(path, os.X_OK)
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment of a started program: what it needs, messages in English, nothing else."""
+    kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    kept.setdefault("PATH", ":".join(EXTRA_DIRECTORIES[:-1]))
+    return {**kept, "LC_ALL": "C.UTF-8", **(extra or {})}
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout: float,
+    extra_environment: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+) -> Completed:
+    """Run a program to its end and return what it printed.
+
+    After `timeout` seconds it is killed with its whole process group. Raises OSError when it cannot
+    be started.
+    """
+    child = start(argv, extra_environment=extra_environment, cwd=cwd, capture=True)
+    try:
+        stdout, stderr = child.process.communicate(timeout=timeout)
+        timed_out = False
+    except subprocess.TimeoutExpired:
+        child.kill_group()
+        stdout, stderr = child.process.communicate()
+        timed_out = True
+    return Completed(tuple(argv), child.process.returncode, _text(stdout), _text(stderr), timed_out)
+
+
+def _text(raw: bytes | None) -> str:
+    return (raw or b"").decode("utf-8", "surrogateescape")
+
+
+class Child:
+    """A started program in a process group of its own."""
+
+    def __init__(self, argv: tuple[str, ...], process: subprocess.Popen[bytes]) -> None:
+        self.argv = argv
+        self.process = process
+
+    @property
+    def pid(self) -> int:
+        """Its process id, which is its process group too."""
+        return self.process.pid
+
+    def poll(self) -> int | None:
+        """Its status, or None while it runs; -n for signal n."""
+        return self.process.poll()
+
+    def wait(self, timeout: float) -> int | None:
+        """Wait at most `timeout` seconds for its end."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def kill_group(self) -> None:
+        """SIGKILL its whole process group: CRIU may have every other signal blocked."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    extra_environment: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    capture: bool = False,
+    stdin: int | None = None,
+    output: int | None = None,
+    pass_fds: Sequence[int] = (),
+    before_exec: Callable[[], None] | None = None,
+    new_session: bool = False,
+) -> Child:
+    """Start a program; stdin is empty unless given, output goes to `output`, a pipe (`capture`) or nowhere.
+
+    `before_exec` runs in the child between fork and exec; only single-threaded callers may use it.
+    Raises OSError when the program cannot be started.
+    """
+    sink = subprocess.PIPE if capture else subprocess.DEVNULL if output is None else output
+    process = subprocess.Popen(
+        list(argv),
+        stdin=subprocess.DEVNULL if stdin is None else stdin,
+        stdout=sink,
+        stderr=sink,
+        env=environment(extra_environment),
+        cwd=cwd,
+        pass_fds=tuple(pass_fds),
+        start_new_session=new_session,
+        **_own_group(new_session, before_exec),
+    )
+    return Child(tuple(argv), process)
+
+
+def _own_group(new_session: bool, before_exec: Callable[[], None] | None) -> dict[str, Any]:  # noqa: FBT001
+    """Popen's arguments for a process group of its own; Python 3.10 has none but preexec_fn."""
+    if new_session or sys.version_info >= (3, 11):
+        return {"preexec_fn": before_exec} if new_session else {"preexec_fn": before_exec, "process_group": 0}
+
+    def prepare() -> None:
+        os.setpgid(0, 0)
+        if before_exec is not None:
+            before_exec()
+
+    return {"preexec_fn": prepare}
+
+
+def python_module(module: str, *arguments: str) -> list[str]:
+    """The command line that runs a module of this very installation (start it in `/`: 3.10 searches the cwd)."""
+    options = ["-s", "-P"] if sys.version_info >= (3, 11) else ["-s"]
+    return [sys.executable, *options, "-m", module, *arguments]
