@@ -1,0 +1,34 @@
+# The commands a developer types. What they do lives in .ci/, pyproject.toml and the tests.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint pytest gpu-bundle clean
+
+VENV := .venv/bin
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install what is missing: system programs, .venv, CRIU (needs root)
+	@bash .ci/setup.sh
+
+demo: setup ## save and restore a sample program, on the GPU if there is one
+	@bash .ci/demo.sh
+
+# --foreground: otherwise the terminal's Ctrl-C would not reach the tests.
+test: ## lint, then every test this host can run
+	@timeout --foreground --kill-after=30 24m $(MAKE) --no-print-directory setup lint pytest
+
+lint: setup ## style, types, and which module may import which
+	$(VENV)/ruff check .
+	$(VENV)/ruff format --check .
+	$(VENV)/mypy --strict gpuckpt
+	$(VENV)/lint-imports
+
+pytest: lint
+	$(VENV)/python -m pytest
+
+gpu-bundle: setup ## a folder that runs the GPU tests on a host without network: PYTHON_VERSION=3.12
+	@bash .ci/gpu-bundle.sh --python $(or $(PYTHON_VERSION),3.12)
+
+clean: ## remove what the commands above made here; CRIU in /opt/gpuckpt stays
+	rm -rf .venv gpu-bundle build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find gpuckpt tests -name __pycache__ -prune -exec rm -rf {} +
