@@ -36,6 +36,9 @@ at_least() { # VERSION OLDEST
 
 version_of() { timeout 20 "$1" --version 2>/dev/null | sed -n 's/^Version: //p'; }
 
+# CRIU names the cause first, then what came of it.
+first_error() { { grep -F Error <<<"$1" || printf '%s' "$1"; } | head -n 1; }
+
 why= # what is wrong with the last program that works_here looked at
 works_here() { # PROGRAM
     local version
@@ -49,7 +52,7 @@ works_here() { # PROGRAM
     elif ! at_least "$version" "$oldest"; then
         why="$1 is $version, older than $oldest"
     elif ! why=$(timeout 60 "$1" check 2>&1 >/dev/null); then
-        why="$1 check: $(grep -v '^$' <<<"$why" | tail -n 1)"
+        why="$1 check: $(first_error "$why")"
     else
         return 0
     fi
@@ -218,6 +221,9 @@ exec 9>"$prefix.lock" # two setups at once would fetch twice and rename over eac
 timeout 600 flock 9 || fail "another setup holds $prefix.lock" "Wait for it, then run this again."
 if works_here "$prefix/bin/criu"; then
     found "$prefix/bin/criu"
+elif [ -x "$prefix/bin/criu" ] && at_least "$(version_of "$prefix/bin/criu")" "$oldest"; then
+    # It starts and is new enough: another copy of it would meet the same host.
+    fail "$why" "Mend that (the kernel, the container, or a loopback that is down); or remove $prefix to fetch another one."
 fi
 type -P apt-get dpkg >/dev/null ||
     fail "no CRIU >= $oldest found, and this host has no apt to fetch it with" "Install it and name it with GPUCKPT_CRIU."
