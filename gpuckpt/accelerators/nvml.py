@@ -1,0 +1,94 @@
+"""Asks NVML through child processes, so that a crash or a hang at one GPU costs only that GPU's facts."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpuckpt.model.facts import Gpu, GpuUse
+from gpuckpt.system import commands
+
+PROBE_MODULE = "gpuckpt.accelerators.nvml_probe"
+DEVICE_SECONDS = 30.0
+"""NVML's start takes seconds per GPU where persistence mode is off."""
+ALL_SECONDS = 90.0
+
+LIBRARY_NOT_FOUND = 12
+LIB_RM_VERSION_MISMATCH = 18
+
+
+@dataclass(slots=True)
+class Readings:
+    """What NVML said. `code` is its error when it could not be used at all."""
+
+    driver: str | None = None
+    cuda: int | None = None
+    gpus: dict[int, Gpu] = field(default_factory=dict)
+    uses: list[GpuUse] = field(default_factory=list)
+    mps_clients: bool = False
+    problem: str = ""
+    code: int = 0
+    reading: int | None = None
+    """The device that the child had begun and not finished."""
+
+    def take(self, line: str) -> None:
+        """Add one line of the child; an unfinished last line is ignored."""
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return
+        if "problem" in message:
+            self.problem, self.code = message["problem"], message["code"]
+        elif "driver" in message:
+            self.driver, self.cuda = message["driver"], message["cuda"]
+        elif "reading" in message:
+            self.reading = message["reading"]
+        elif "gpu" in message:
+            self._take_gpu(message)
+
+    def _take_gpu(self, message: dict[str, Any]) -> None:
+        pids = tuple(sorted({pid for pid, _memory in message["processes"]}))
+        gpu = Gpu(**message["gpu"], compute_pids=pids)
+        self.gpus[gpu.index] = gpu
+        self.uses += [GpuUse(pid, gpu.uuid, memory) for pid, memory in message["processes"]]
+        self.mps_clients |= bool(message["mps_processes"])
+        self.reading = None
+
+
+def read() -> Readings:
+    """All facts NVML gives. Never raises; bounded by ALL_SECONDS."""
+    readings = Readings()
+    deadline = time.monotonic() + ALL_SECONDS
+    while (left := deadline - time.monotonic()) > 0:
+        failure = _run_child(readings, min(DEVICE_SECONDS, left))
+        if readings.reading is None:
+            readings.problem = readings.problem or failure
+            return readings
+        index = readings.reading
+        readings.gpus[index] = Gpu(index, "", "", None, None, problem=_crash_problem(index, failure))
+        readings.reading = None
+    readings.problem = readings.problem or f"NVML did not answer within {ALL_SECONDS:g} s"
+    return readings
+
+
+def _run_child(readings: Readings, timeout: float) -> str:
+    """One child over the devices not read yet; how it failed, or nothing."""
+    argv = commands.python_module(PROBE_MODULE, *map(str, readings.gpus))
+    try:
+        completed = commands.run(argv, timeout=timeout, cwd="/")
+    except OSError as error:
+        return f"NVML could not be asked: {error}"
+    for line in completed.stdout.splitlines():
+        readings.take(line)
+    if completed.ok or readings.problem:
+        return ""
+    last_line = completed.stderr.strip().rpartition("\n")[2]
+    if completed.timed_out:
+        return f"NVML did not answer within {timeout:g} s"
+    return f"NVML's probe {commands.describe_status(completed.status)}" + (f": {last_line}" if last_line else "")
+
+
+def _crash_problem(index: int, failure: str) -> str:
+    return f"GPU {index}: {failure}; look for Xid 79 ('GPU has fallen off the bus') in the kernel log"
