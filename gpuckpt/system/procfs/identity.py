@@ -1,0 +1,171 @@
+"""Who is who: process identities, the shape of a tree, and whose number a number is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from gpuckpt.model.facts import ProcessId
+from gpuckpt.system.procfs.reading import (
+    Stat,
+    all_pids,
+    comm_of,
+    exists,
+    list_numbers,
+    read_bytes,
+    stat_of,
+    status_of,
+    words_for,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PidIs = Literal["process", "thread", "none", "kernel", "zombie"]
+
+
+@dataclass(frozen=True, slots=True)
+class PidKind:
+    """What a number given as a pid is. Everything but `kind` is empty when there is no such process."""
+
+    kind: PidIs
+    tgid: int = 0
+    """The process a thread belongs to; the pid itself for a process."""
+    comm: str = ""
+    uid: int = -1
+    state: str = ""
+    tracer_pid: int = 0
+    tracer: str = ""
+    """'1234 gdb', or ''."""
+    ppid: int = 0
+    parent: str = ""
+    """'1 systemd', or ''."""
+
+
+def process_id(pid: int) -> ProcessId | None:
+    """The identity of a pid now, or None when there is no such process."""
+    stat = stat_of(pid)
+    return ProcessId(pid, stat.start_ticks) if stat else None
+
+
+def is_same(process: ProcessId) -> bool:
+    """The process exists (perhaps as a zombie) and is the one that was meant."""
+    return process_id(process.pid) == process
+
+
+def state(process: ProcessId) -> str | None:
+    """The letter of /proc/PID/stat, or None when the process is gone or its pid is another's."""
+    stat = stat_of(process.pid)
+    return stat.state if stat and stat.start_ticks == process.start_ticks else None
+
+
+def threads(pid: int) -> list[int]:
+    """The thread ids of a process, its own first where it still runs; empty when it is gone."""
+    return list_numbers(f"/proc/{pid}/task")
+
+
+def describe_pid(pid: int) -> PidKind:
+    """Say what a number given as a pid is."""
+    stat, status = stat_of(pid), status_of(pid)
+    if stat is None or status is None:
+        return PidKind("none")
+    tracer = int(status["TracerPid"])
+    return PidKind(
+        kind=_kind(stat, int(status["Tgid"])),
+        tgid=int(status["Tgid"]),
+        comm=stat.comm,
+        uid=int(status["Uid"].split()[0]),
+        state=stat.state,
+        tracer_pid=tracer,
+        tracer=words_for(tracer) if tracer else "",
+        ppid=stat.ppid,
+        parent=words_for(stat.ppid) if stat.ppid else "",
+    )
+
+
+def _kind(stat: Stat, tgid: int) -> PidIs:
+    # /proc/TID exists for every thread although /proc does not list it.
+    if tgid != stat.pid:
+        return "thread"
+    if stat.kernel_thread:
+        return "kernel"
+    return "zombie" if stat.state in "ZX" else "process"
+
+
+def ancestors(pid: int) -> list[tuple[int, str]]:
+    """(pid, name) of parent, grandparent … as far as this pid namespace shows them; empty when pid is gone."""
+    found: list[tuple[int, str]] = []
+    stat = stat_of(pid)
+    while stat is not None and stat.ppid > 0:
+        stat = stat_of(stat.ppid)
+        if stat is not None:
+            found.append((stat.pid, stat.comm))
+    return found
+
+
+def tree_ids(root: ProcessId) -> list[ProcessId]:
+    """The processes of a tree as seen in one pass: root first, parents before children; empty when root is gone.
+
+    A process that forks meanwhile can hide a child: repeat until two passes agree where that matters.
+    """
+    if not is_same(root):
+        return []
+    children = _children_by_file if exists("/proc/thread-self/children") else _children_by_scan()
+    found: dict[int, ProcessId] = {}
+    pending = [root]
+    while pending:
+        process = pending.pop()
+        found[process.pid] = process
+        born = (process_id(pid) for pid in children(process.pid) if pid not in found)
+        pending.extend(reversed([child for child in born if child is not None]))
+    return list(found.values())
+
+
+def _children_by_file(pid: int) -> list[int]:
+    """Children of all threads of a process: each child belongs to the thread that forked it."""
+    lists = (read_bytes(f"/proc/{pid}/task/{tid}/children") or b"" for tid in threads(pid))
+    return [int(child) for line in lists for child in line.split()]
+
+
+class _children_by_scan:  # noqa: N801 - called like the function it stands in for
+    """Children by everybody's ppid, for kernels without CONFIG_PROC_CHILDREN."""
+
+    def __init__(self) -> None:
+        self.by_parent: dict[int, list[int]] = {}
+        for stat in filter(None, map(stat_of, all_pids())):
+            self.by_parent.setdefault(stat.ppid, []).append(stat.pid)
+
+    def __call__(self, pid: int) -> list[int]:
+        return self.by_parent.get(pid, [])
+
+
+def who_uses_ids(ids: Iterable[int]) -> dict[int, str]:
+    """Which of these numbers are taken here as pid, thread, process group or session, and by whom.
+
+    A number without a process can still be taken: as the group or session of others. Zombies count.
+    """
+    wanted = set(ids)
+    used = {number: words for number in wanted if (words := _words_for_owner(number))}
+    missing = wanted - used.keys()
+    if missing:
+        for stat in filter(None, map(stat_of, all_pids())):
+            _note_group(stat, missing, used)
+    return used
+
+
+def _words_for_owner(number: int) -> str:
+    what = describe_pid(number)
+    if what.kind == "none":
+        return ""
+    if what.kind == "thread":
+        return f"{what.tgid} {comm_of(what.tgid)} (as thread)"
+    if what.kind == "zombie":
+        return f"{number} {what.comm} (zombie of {what.parent})"
+    return f"{number} {what.comm}"
+
+
+def _note_group(stat: Stat, missing: set[int], used: dict[int, str]) -> None:
+    if stat.sid in missing:
+        used.setdefault(stat.sid, f"{stat.pid} {stat.comm} (as session id)")
+    if stat.pgid in missing:
+        used.setdefault(stat.pgid, f"{stat.pid} {stat.comm} (as process group id)")
