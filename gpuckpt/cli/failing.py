@@ -1,0 +1,73 @@
+"""What a person and a program get to see when a run ends by an exception."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import typer
+
+from gpuckpt.cli.manner import Manner
+from gpuckpt.model.errors import GpuckptError, Interrupted, UsageError
+from gpuckpt.model.report import Outcome, Report
+
+VERBS = ("dump", "inspect", "restore")
+LOOK = "see what the process does with `gpuckpt inspect --tree PID`; then report the traceback"
+
+
+def interrupt_on_signals() -> None:
+    """Until a flow takes them over, INT, TERM and HUP end the run in words. Ignored ones (nohup) stay so."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    raise Interrupted(number, "interrupted before anything was begun", process="untouched")
+
+
+def fail(error: BaseException, argv: Sequence[str]) -> int:
+    """Show why the run ended and give its exit status."""
+    from gpuckpt.cli.render import present  # noqa: PLC0415  only failures and reports draw
+
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    expected = as_expected(error)
+    command = next((word for word in argv if word in VERBS), "")
+    if expected is None:
+        traceback.print_exception(error, file=sys.stderr)
+        expected = GpuckptError(f"{type(error).__name__}: {error}", LOOK)
+    report = Report(command, outcome_of(expected), expected.process, error=expected)
+    return present(report, Manner(json="--json" in argv), looked=type(expected) is not GpuckptError)
+
+
+def as_expected(error: BaseException) -> GpuckptError | None:
+    """The failure as one that has words; None for a bug."""
+    if isinstance(error, GpuckptError):
+        return error
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        return Interrupted(signal.SIGINT, "interrupted before anything was begun", process="untouched")
+    if isinstance(error, _wrong_usage()):
+        return _usage(error)
+    return None
+
+
+def _wrong_usage() -> type[Exception]:
+    # Typer's own base of "the command line makes no sense" has no public name; its public subclass has.
+    base: type[Exception] = typer.BadParameter.__mro__[1]
+    return base
+
+
+def _usage(error: Any) -> UsageError:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "gpuckpt"
+    return UsageError(error.format_message(), f"{command} --help")
+
+
+def outcome_of(error: GpuckptError) -> Outcome:
+    """Refused: nothing was touched and the same command may work later."""
+    return "refused" if error.status in (2, 10, 20, 21, 22) else "failed"

@@ -1,0 +1,57 @@
+"""`gpuckpt inspect`: what an image, a running tree or this host is."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpuckpt.cli import options
+from gpuckpt.cli.manner import Manner
+from gpuckpt.cli.session import Listener, carry_out
+from gpuckpt.model.errors import UsageError
+from gpuckpt.model.report import Report
+from gpuckpt.model.requests import InspectRequest
+
+
+def inspect(
+    target: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TARGET",
+            autocompletion=options.complete_image,
+            help="The directory of an image. Without it and without --tree: this host.",
+        ),
+    ] = None,
+    *,
+    tree: Annotated[
+        int | None,
+        typer.Option(
+            "--tree",
+            metavar="PID",
+            parser=options.pid,
+            autocompletion=options.complete_pid,
+            help="A running tree: what a dump would hold, and what would stop it.",
+        ),
+    ] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Read and check every byte of the image.")] = False,
+    keep_argv: options.KeepArgv = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Say what an image, a running tree or this host is, and what can be done with it."""
+    if target is not None and tree is not None:
+        raise UsageError("TARGET and --tree are both given", "name an image or a process, not both")
+    if verify and target is None:
+        raise UsageError("--verify needs an image", "name the directory of the image")
+    request = InspectRequest(
+        target=None if target is None else options.absolute(target), pid=tree, verify=verify, keep_argv=keep_argv
+    )
+    return carry_out(Manner(as_json, quiet, verbose), lambda listener: _run(request, listener))
+
+
+def _run(request: InspectRequest, listener: Listener) -> Report:
+    from gpuckpt.flows import run  # noqa: PLC0415  --help and TAB must not load the flows
+
+    return run.inspect(request, listener)

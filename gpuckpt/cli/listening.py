@@ -1,0 +1,90 @@
+"""Who hears the events of a running flow: the JSON writer, the progress display, or nobody."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from gpuckpt.cli.canvas import write
+from gpuckpt.cli.manner import Manner, is_terminal
+from gpuckpt.cli.words import duration, safe
+from gpuckpt.model.report import Event
+
+if TYPE_CHECKING:
+    from gpuckpt.cli.session import Listener
+
+PATIENCE_SECONDS = 2.0
+"""How long the end of a run waits for a display that does not take its last events."""
+
+
+@contextlib.contextmanager
+def listening(manner: Manner) -> Iterator[Listener]:
+    """The listener for this manner; whatever it draws is finished or given up on exit."""
+    if manner.json:
+        relay = Relay(lambda event: write(sys.stderr, json.dumps(event.to_json()) + "\n"))
+    elif manner.verbose and not manner.quiet:
+        relay = Relay(_write_line)
+    elif not manner.quiet and is_terminal(sys.stderr):
+        from gpuckpt.cli.progress import Progress  # noqa: PLC0415  rich.progress takes 64 ms
+
+        progress = Progress()
+        relay = Relay(progress.show, progress.close)
+    else:
+        yield _ignore
+        return
+    try:
+        yield relay.hear
+    finally:
+        relay.close()
+
+
+def _ignore(_event: Event) -> None:
+    """Nobody is there."""
+
+
+def _write_line(event: Event) -> None:
+    if event.state == "progress":
+        return
+    took = f" {duration(event.seconds)}" if event.seconds is not None else ""
+    words = f": {safe(event.message)}" if event.message else ""
+    state = "" if event.state == "note" else f" {event.state}"
+    write(sys.stderr, f"gpuckpt: {event.phase}{state}{took}{words}\n")
+
+
+class Relay:
+    """Hands events to a thread that writes them, so that a blocked terminal or pipe never blocks the flow.
+
+    `hear` returns at once and raises nothing. The phase "wait" means that the terminal now belongs to the
+    restored job: `hear` returns when what was drawn is gone from it, or after a short while.
+    """
+
+    def __init__(self, show: Callable[[Event], None], close: Callable[[], None] = lambda: None) -> None:
+        self._show = show
+        self._close = close
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write, name="events", daemon=True)
+        self._thread.start()
+
+    def hear(self, event: Event) -> None:
+        """Take one event."""
+        self._events.put(event)
+        if event.phase == "wait":
+            self.close()
+
+    def close(self) -> None:
+        """Let the thread finish; one that is stuck is left alone."""
+        self._events.put(None)
+        self._thread.join(PATIENCE_SECONDS)
+
+    def _write(self) -> None:
+        # A screen that cannot be drawn is no reason to lose a job: the display ends, the run goes on.
+        with contextlib.suppress(Exception):
+            while (event := self._events.get()) is not None:
+                self._show(event)
+        with contextlib.suppress(Exception):
+            self._close()

@@ -1,0 +1,143 @@
+"""The options that several commands share, and the words that turn their texts into values."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpuckpt.cli.completing import complete_image, complete_pid
+from gpuckpt.model.errors import NotFound, UsageError
+
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout, and events as JSON lines on stderr.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Say each step, and say success without a terminal too.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the plan and every check, and touch nothing.")]
+KeepArgv = Annotated[
+    bool,
+    typer.Option("--keep-argv", help="Keep the values of arguments that look like keys, tokens or passwords."),
+]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option("--allow", metavar="ID[,ID]", help="Go on although these checks fail. May be repeated."),
+]
+ForceProgram = Annotated[
+    bool,
+    typer.Option("--use-cuda-program", hidden=True, help="Use the cuda-checkpoint program instead of the driver."),
+]
+
+
+def seconds(text: str) -> float:
+    """A number of seconds: finite and not negative."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number of seconds.") from None
+    if not math.isfinite(value) or value < 0:
+        raise typer.BadParameter(f"{text!r} is not a number of seconds from 0 on.")
+    return value
+
+
+def pid(text: str) -> int:
+    """A process id."""
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
+        raise typer.BadParameter(f"{text!r} is no process id.")
+    return int(text)
+
+
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        parser=seconds,
+        help="One limit for the whole operation; when it is over, all is undone.",
+    ),
+]
+Settle = Annotated[
+    float,
+    typer.Option(
+        "--settle", metavar="SECONDS", parser=seconds, help="How long the running tree is watched before it counts."
+    ),
+]
+Tree = Annotated[
+    int,
+    typer.Option(
+        "--tree",
+        metavar="PID",
+        parser=pid,
+        autocompletion=complete_pid,
+        help="The process at the root of the tree.",
+    ),
+]
+Image = Annotated[
+    str,
+    typer.Argument(
+        metavar="IMAGE", autocompletion=complete_image, help="The directory that becomes the image. It must not exist."
+    ),
+]
+
+
+def absolute(text: str) -> Path:
+    """The absolute path behind an argument, links resolved this once. Bytes survive as surrogates."""
+    if not text:
+        raise UsageError("a path is empty", "name a directory")
+    try:
+        return Path(os.path.realpath(text))
+    except FileNotFoundError:
+        raise NotFound(f"{text}: the current directory does not exist any more", "use an absolute path") from None
+
+
+def stream_file(text: str) -> Path:
+    """The path for a restored process's stdin, stdout or stderr.
+
+    /dev/stdout means *this* process's stdout, and another process will open it; behind a pipe there is
+    no path but the link in /proc, which is therefore kept.
+    """
+    resolved = absolute(text)
+    path = Path(os.path.abspath(text))  # noqa: PTH100  the links must stay
+    if resolved.exists() or not path.exists():
+        return resolved
+    link = Path(os.readlink(path)) if path.is_symlink() else path  # noqa: PTH115  one step, as it is written
+    path = link if link.is_absolute() else path
+    return Path(os.path.realpath(path.parent)) / path.name
+
+
+def check_ids(values: list[str] | None) -> frozenset[str]:
+    """The ids of --allow; an unknown one is refused with the nearest name."""
+    ids = frozenset(item.strip() for value in values or () for item in value.split(",") if item.strip())
+    if ids:
+        _refuse_unknown(ids)
+    return ids
+
+
+def _refuse_unknown(ids: frozenset[str]) -> None:
+    from difflib import get_close_matches  # noqa: PLC0415  only when --allow is used
+
+    from gpuckpt.cli.checklist import known_checks  # noqa: PLC0415
+
+    known = [check.id for check in known_checks()]
+    for unknown in sorted(ids.difference(known)) if known else ():
+        near = get_close_matches(unknown, known, n=1)
+        hint = f"did you mean {near[0]}?" if near else "the CHECKS section of `man gpuckpt` lists them"
+        raise UsageError(f"--allow {unknown}: there is no such check", hint)
+
+
+def gpu_map(values: list[str] | None) -> dict[str, str]:
+    """OLD=NEW pairs; a GPU named twice on either side makes no sense."""
+    pairs: dict[str, str] = {}
+    for value in values or ():
+        old, equals, new = (item.strip() for item in value.partition("="))
+        if not (old and equals and new):
+            raise UsageError(f"--gpu {value}: not of the form OLD=NEW", "for example --gpu 0=1")
+        if old in pairs or new in pairs.values():
+            raise UsageError(f"--gpu {value}: {old if old in pairs else new} is named twice", "name each GPU once")
+        pairs[old] = new
+    return pairs

@@ -1,0 +1,148 @@
+"""The report of a run as text for a person or as one JSON object for a program."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from gpuckpt.cli import words
+from gpuckpt.cli.canvas import write
+from gpuckpt.cli.manner import Manner
+from gpuckpt.model.errors import GpuckptError, Interrupted, exit_status
+from gpuckpt.model.report import Finding, Report
+
+STATES = {
+    "running": "the process runs on as before",
+    "ended": "the process has ended",
+    "restored": "the process was restored",
+    "frozen": "the process is held and does not run",
+    "gone": "the process is gone",
+    "untouched": "nothing was touched",
+}
+
+
+def present(report: Report, manner: Manner, *, looked: bool = True) -> int:
+    """Show a report and give the exit status. `looked`: somebody saw what the process does."""
+    if manner.json:
+        envelope = report.to_json()
+        if not looked:
+            envelope["process"] = None
+        write(sys.stdout, json.dumps(envelope) + "\n")
+    else:
+        _show(report, manner)
+    return final_status(report)
+
+
+def final_status(report: Report) -> int:
+    """The exit status: the error's, else the restored job's own (--wait), else 0."""
+    if report.error is not None:
+        return exit_status(report.error)
+    status = report.data.get("exit_status")
+    return status if isinstance(status, int) else 0
+
+
+def _show(report: Report, manner: Manner) -> None:
+    if report.command == "inspect" and report.data:
+        _draw_inspection(report, manner)
+    elif report.outcome == "planned" or "plan" in report.data:
+        _draw_plan(report)
+    if report.error is not None:
+        write(sys.stderr, "\n".join(failure_lines(report, report.error)) + "\n")
+    elif not manner.silent:
+        write(sys.stderr, "".join(f"{line}\n" for line in warning_lines(report, manner)))
+        write(sys.stdout, "".join(f"{line}\n" for line in result_lines(report)))
+
+
+def _draw_inspection(report: Report, manner: Manner) -> None:
+    from gpuckpt.cli.inspection import draw_inspection  # noqa: PLC0415  draws with rich
+
+    draw_inspection(report, manner)
+
+
+def _draw_plan(report: Report) -> None:
+    from gpuckpt.cli.findings import draw_plan  # noqa: PLC0415  draws with rich
+
+    draw_plan(report)
+
+
+def failure_lines(report: Report, error: GpuckptError) -> list[str]:
+    """What happened, why, what to do: three lines; several failed checks take two lines each."""
+    lines = [f"gpuckpt: {_headline(report, error)}"]
+    blocking = [finding for finding in report.findings if finding.blocks]
+    if blocking and error.status in (10, 20, 21, 22):
+        for finding in blocking:
+            lines += _finding_lines(finding)
+        return lines
+    lines.append(f"  why: {words.safe(error.message)}")
+    if error.hint:
+        lines.append(f"  do:  {words.safe(error.hint)}")
+    return lines
+
+
+def _headline(report: Report, error: GpuckptError) -> str:
+    if isinstance(error, Interrupted):
+        return f"{report.command or 'gpuckpt'} interrupted; {STATES[error.process]}"
+    what = error.meaning.split(":")[0]
+    if error.status == 20:
+        what = f"{report.command} refused; nothing was touched"
+    usual = type(error).process
+    return what if error.process == usual else f"{what}; {STATES[error.process]}"
+
+
+def _finding_lines(finding: Finding) -> list[str]:
+    lines = [f"  {finding.id}: {words.safe(finding.found)} (expected: {words.safe(finding.expected)})"]
+    return [*lines, f"    do: {words.safe(finding.hint)}"] if finding.hint else lines
+
+
+def warning_lines(report: Report, manner: Manner) -> list[str]:
+    """One line for each check that did not pass and does not block."""
+    if manner.quiet or report.outcome == "planned" or report.command == "inspect":
+        return []
+    return [_warning(finding) for finding in report.findings if warns(finding)]
+
+
+def warns(finding: Finding) -> bool:
+    """A failed warn, an unknown block, or a block that was allowed."""
+    if finding.verdict == "pass" or finding.severity == "note" or finding.blocks:
+        return False
+    return finding.severity == "block" or finding.verdict == "fail"
+
+
+def _warning(finding: Finding) -> str:
+    text = f"gpuckpt: warning: {finding.id}: {words.safe(finding.found)} (expected: {words.safe(finding.expected)})"
+    if finding.allowed:
+        return f"{text}; allowed by --allow"
+    return f"{text}; {words.safe(finding.hint)}" if finding.hint else text
+
+
+def result_lines(report: Report) -> list[str]:
+    """The one line that says a dump, restore or repair is done."""
+    if report.outcome == "planned" or report.command == "inspect" or "exit_status" in report.data:
+        return []
+    line = _dumped(report) if "image_id" in report.data or report.command == "dump" else _restored(report)
+    return [line]
+
+
+def _dumped(report: Report) -> str:
+    data = report.data
+    parts = [f"dumped {_tree(data)} to {words.safe(data.get('image', '?'))}"]
+    if data.get("bytes_stored") is not None:
+        parts.append(f"{words.size(data['bytes_stored'])}")
+    if data.get("frozen_seconds") is not None:
+        parts.append(f"frozen {words.duration(data['frozen_seconds'])}")
+    return f"{', '.join(parts)}; {STATES[report.process]}"
+
+
+def _restored(report: Report) -> str:
+    data = report.data
+    verb = "repaired" if report.process == "running" else "restored"
+    image = f" from {words.safe(data['image'])}" if data.get("image") else ""
+    seconds = data.get("seconds") or {}
+    took = f" in {words.duration(sum(seconds.values()))}" if seconds else ""
+    return f"{verb} {_tree(data)}{image}{took}"
+
+
+def _tree(data: dict[str, object]) -> str:
+    pids = data.get("pids")
+    several = f" ({words.count(len(pids), 'process', 'processes')})" if isinstance(pids, (list, tuple)) else ""
+    return f"{data.get('root_pid', 'the tree')}{several}"

@@ -1,0 +1,100 @@
+"""`gpuckpt restore`: image -> running tree, and the repair of a tree that was left held."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from gpuckpt.cli import options
+from gpuckpt.cli.manner import Manner
+from gpuckpt.cli.session import Listener, carry_out
+from gpuckpt.model.errors import UsageError
+from gpuckpt.model.report import Report
+from gpuckpt.model.requests import RepairRequest, RestoreRequest
+
+
+def restore(
+    image: Annotated[
+        str | None,
+        typer.Argument(metavar="IMAGE", autocompletion=options.complete_image, help="The directory of the image."),
+    ] = None,
+    *,
+    tree: Annotated[
+        int | None,
+        typer.Option(
+            "--tree",
+            metavar="PID",
+            parser=options.pid,
+            autocompletion=options.complete_pid,
+            help="Instead of IMAGE: repair a tree that an interrupted run left held.",
+        ),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Stay until the tree ends: pass signals on, exit with its status.")
+    ] = False,
+    stdin: Annotated[
+        str | None, typer.Option("--stdin", metavar="FILE", help="The tree's stdin comes from FILE.")
+    ] = None,
+    stdout: Annotated[
+        str | None, typer.Option("--stdout", metavar="FILE", help="The tree's stdout goes to FILE.")
+    ] = None,
+    stderr: Annotated[
+        str | None, typer.Option("--stderr", metavar="FILE", help="The tree's stderr goes to FILE.")
+    ] = None,
+    tcp: Annotated[
+        Literal["keep", "close"] | None,
+        typer.Option("--tcp", metavar="keep|close", help="What to do about connections that leave the tree."),
+    ] = None,
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option("--gpu", metavar="OLD=NEW", help="Put what was on GPU OLD on GPU NEW. May be repeated."),
+    ] = None,
+    dry_run: options.DryRun = False,
+    allow: options.Allow = None,
+    timeout: options.Timeout = None,
+    settle: options.Settle = 3.0,
+    force_program: options.ForceProgram = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Bring the tree of an image back, or repair a tree that was left held.
+
+    Every byte of the image is verified before the first instruction of the tree runs.
+    """
+    if (image is None) == (tree is None):
+        raise UsageError("restore takes an IMAGE or --tree PID, and one of them only", "gpuckpt restore --help")
+    stdio = {number: path for number, path in enumerate((stdin, stdout, stderr)) if path is not None}
+    request: RestoreRequest | RepairRequest
+    if tree is not None:
+        if wait or stdio or tcp or gpu or allow:
+            raise UsageError("--tree repairs a tree that is here; the options of an image make no sense with it")
+        request = RepairRequest(pid=tree, timeout_seconds=timeout, dry_run=dry_run, force_program=force_program)
+    else:
+        request = RestoreRequest(
+            image=_image(image),
+            wait=wait,
+            stdio={number: options.stream_file(path) for number, path in stdio.items()},
+            tcp=tcp,
+            gpu_map=options.gpu_map(gpu),
+            dry_run=dry_run,
+            allow=options.check_ids(allow),
+            timeout_seconds=timeout,
+            settle_seconds=settle,
+            force_program=force_program,
+        )
+    return carry_out(Manner(as_json, quiet, verbose), lambda listener: _run(request, listener))
+
+
+def _image(image: str | None) -> Path:
+    return options.absolute(image or "")
+
+
+def _run(request: RestoreRequest | RepairRequest, listener: Listener) -> Report:
+    from gpuckpt.flows import run  # noqa: PLC0415  --help and TAB must not load the flows
+
+    if isinstance(request, RepairRequest):
+        return run.repair(request, listener)
+    return run.restore(request, listener)
