@@ -226,10 +226,13 @@ def read_image(path: str | os.PathLike[str]) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise ImageCorrupt(f"{os.fspath(path)} is missing", _COPY_AGAIN) from None
-    with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor has no path
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise ImageCorrupt(f"{os.fspath(path)} is no regular file", _COPY_AGAIN)
-        raw = file.read(MAX_FILE_BYTES + 1)
+        with open(descriptor, "rb", closefd=False) as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(raw) > MAX_FILE_BYTES:
         raise ImageCorrupt(f"{os.fspath(path)} is larger than {MAX_FILE_BYTES >> 20} MiB", _COPY_AGAIN)
     return raw
