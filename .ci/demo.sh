@@ -26,7 +26,7 @@ show() { # COMMAND...
         line+=" $word"
     done
     printf '%s\n' "$line"
-    "$@"
+    timeout 300 "$@"
 }
 
 fail() {
@@ -83,7 +83,7 @@ wait_for_numbers 5 120
 show tail -n 3 "$log"
 
 say "Save it. Like criu dump, this ends the process once its image is safe on disk."
-show timeout 300 gpuckpt dump --tree "$pid" "$image"
+show gpuckpt dump --tree "$pid" "$image"
 
 say "It has gone, and the counting has stopped."
 wait_until_gone
@@ -95,10 +95,10 @@ sleep 1
 [ "$(numbers)" -eq "$before" ] || fail "something still counts"
 
 say "What the image holds."
-show timeout 60 gpuckpt inspect "$image"
+show gpuckpt inspect "$image"
 
 say "Bring it back."
-show timeout 300 gpuckpt restore "$image"
+show gpuckpt restore "$image"
 
 say "It goes on from where it was, under the same process id."
 wait_for_numbers $((before + 5)) 60
