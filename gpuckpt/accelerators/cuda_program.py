@@ -83,7 +83,7 @@ class CudaProgram:
         return cast("CudaState", answer) if answer in _STATES else "unknown"
 
     def lock(self, pid: int, timeout_ms: int) -> None:
-        """See Suspender. Before 570 the program has no timeout: with one it is refused in words (UNKNOWN)."""
+        """See Suspender. CRIU's plugin gives every driver from 555 on a --timeout in milliseconds too."""
         limit = timeout_ms / 1000
         bound = limit + LOCK_MARGIN_SECONDS if timeout_ms else COPY_SECONDS
         self._run(pid, "lock", ["--action", "lock", "--timeout", str(timeout_ms)], bound, limit_seconds=limit)
