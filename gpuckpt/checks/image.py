@@ -1,0 +1,153 @@
+"""Checks of the place where an image will lie or lies."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from gpuckpt.checks.check import Check, Judgement, failed, listing, none_of, passed, size, unknown
+from gpuckpt.checks.facts import DumpFacts, RestoreFacts
+from gpuckpt.checks.gpu import gpu_bytes
+from gpuckpt.model.facts import OpenFile, Tree
+
+SPARE = 1.1
+"""CRIU's own files and what the job takes meanwhile."""
+
+
+def _absent(facts: DumpFacts) -> Judgement:
+    path = facts.request.image
+    if not facts.image_exists:
+        return passed("nothing at the image path", str(path))
+    return failed("nothing at the image path", f"{path} exists", "name a new path; gpuckpt never replaces an image")
+
+
+def _parent(facts: DumpFacts) -> Judgement:
+    parent = facts.request.image.parent
+    if facts.image_parent_ok:
+        return passed("a directory for the image", str(parent))
+    return failed("a directory for the image", f"{parent} is no directory", f"make it first: mkdir -p -m 700 {parent}")
+
+
+def _parent_safe(facts: DumpFacts) -> Judgement | None:
+    if not facts.image_parent_ok:
+        return None
+    mode, parent = facts.image_parent_mode, facts.request.image.parent
+    expected = "a directory in which only root, or you, can replace the image"
+    hint = f"chmod go-w {parent}, or name another directory: whoever can replace an image decides what a restore runs"
+    # With the sticky bit (as /tmp) others can add names but not rename or remove the image.
+    if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
+        return failed(expected, f"{parent} has mode {stat.S_IMODE(mode):04o}", hint)
+    if facts.image_parent_owner not in (0, facts.own_uid):
+        return failed(expected, f"{parent} belongs to uid {facts.image_parent_owner}", hint, "warn")
+    return passed(expected, f"{parent} has mode {stat.S_IMODE(mode):04o}")
+
+
+def memory_bytes(tree: Tree) -> int:
+    """The memory a dump must save, before the GPU's."""
+    return sum(process.rss_bytes + process.shared_bytes + process.swap_bytes for process in tree.processes)
+
+
+def _space(facts: DumpFacts) -> Judgement:
+    ghosts = sum(file.blocks_bytes for file in facts.tree.files if file.deleted)
+    on_gpu = gpu_bytes(facts.tree)
+    need = int((memory_bytes(facts.tree) + ghosts + (on_gpu or 0)) * SPARE)
+    expected = f"{size(need)} free for the image in {facts.request.image.parent}"
+    free = facts.image_space_bytes
+    if free is None:
+        return unknown(expected, "the free space is not known", "look at it with `df` before you go on")
+    hint = "free space there or name a directory on a larger file system"
+    if free < need:
+        return failed(expected, f"{size(free)} free", hint)
+    if on_gpu is None:
+        return unknown(f"{expected}, and the job's GPU memory", f"{size(free)} free; the GPU memory is not known", hint)
+    return passed(expected, f"{size(free)} free")
+
+
+def writable_files(tree: Tree) -> tuple[OpenFile, ...]:
+    """Regular files that the tree can change and whose size CRIU compares at restore."""
+    return tuple(f for f in tree.files if stat.S_ISREG(f.mode) and not f.deleted and _writes(f) and not appends_only(f))
+
+
+def _writes(file: OpenFile) -> bool:
+    by_descriptor = file.flags is not None and file.flags & os.O_ACCMODE != os.O_RDONLY
+    return by_descriptor or any("shared-write" in use for use in file.uses)
+
+
+def appends_only(file: OpenFile) -> bool:
+    """Open for nothing but appending: CRIU stores no size for it, so it may have grown since."""
+    if file.flags is None or not all(" fd " in use for use in file.uses):
+        return False
+    return file.flags & os.O_ACCMODE == os.O_WRONLY and bool(file.flags & os.O_APPEND)
+
+
+def _left_files(facts: DumpFacts) -> Judgement | None:
+    if not facts.request.leave_running:
+        return None
+    found = [f"{file.path} ({file.size} bytes)" for file in writable_files(facts.tree)]
+    hint = "keep copies of them with the image: a restore needs each one as large as it is now"
+    return none_of(found, expected="no files that the job changes after the dump", hint=hint)
+
+
+def _image_safe(facts: RestoreFacts) -> Judgement | None:
+    mode, owner, path = facts.image_mode, facts.image_owner, facts.request.image
+    if mode is None:
+        return None
+    expected = "an image that only root, or you, can change"
+    found = []
+    if mode & (stat.S_IWGRP | stat.S_IWOTH):
+        found.append(f"{path} has mode {stat.S_IMODE(mode):04o}")
+    if owner not in (None, 0, facts.own_uid):
+        found.append(f"{path} belongs to uid {owner}")
+    hint = f"if you trust what is in it: chown -R 0:0 {path} and chmod -R go-w {path}; a restore runs it as root"
+    return none_of(found, expected=expected, hint=hint, fine=f"mode {stat.S_IMODE(mode):04o}")
+
+
+def _original_gone(facts: RestoreFacts) -> Judgement | None:
+    if not facts.manifest.left_running:
+        return None
+    expected = "the original, which the dump left running, has ended"
+    where = facts.manifest.host.hostname
+    if where != facts.host.hostname:
+        hint = f"end process {facts.tree.root.pid} on {where} first: two copies would write into the same shared files"
+        return unknown(expected, f"it may still run on {where}", hint)
+    if facts.tree.root.pid in facts.ids_in_use:
+        return failed(expected, facts.ids_in_use[facts.tree.root.pid], "see pids-free")
+    return passed(expected, "no process has its pid")
+
+
+def _linked_files(facts: RestoreFacts) -> Judgement | None:
+    needed = {(file.device, file.inode): file.path for file in facts.tree.files if file.deleted and file.links > 0}
+    if not needed:
+        return None
+    saved = [captured.path for captured in facts.manifest.captured if captured.reason == "link-remap"]
+    expected = f"{len(needed)} deleted files that had another name (POSIX semaphores), saved in the image"
+    if len(saved) >= len(needed):
+        return passed(expected, f"{len(saved)} saved")
+    hint = "take another image: CRIU needs them and they are neither in this image nor, mostly, on this host"
+    return failed(expected, f"{len(saved)} saved, for {listing(needed.values())}", hint)
+
+
+def _leftovers(facts: RestoreFacts) -> Judgement:
+    hint = "end or remove what an interrupted run left: see `gpuckpt inspect` and `gpuckpt restore --tree PID`"
+    return none_of(facts.leftovers, expected="nothing left by an interrupted run", hint=hint)
+
+
+IMAGE_ABSENT: Check[DumpFacts] = Check(
+    "image-absent", "block", "nothing stands at the image's path", _absent, allowable=False
+)
+IMAGE_PARENT: Check[DumpFacts] = Check(
+    "image-parent", "block", "the image's directory exists", _parent, status=21, allowable=False
+)
+IMAGE_PARENT_SAFE: Check[DumpFacts] = Check(
+    "image-parent-safe", "block", "nobody else can replace the image", _parent_safe
+)
+DISK_SPACE: Check[DumpFacts] = Check("disk-space", "block", "the image will fit on its file system", _space)
+LEFT_FILES: Check[DumpFacts] = Check("left-files", "note", "files that a job left running will change", _left_files)
+IMAGE_SAFE: Check[RestoreFacts] = Check("image-safe", "block", "nobody else can change the image", _image_safe)
+ORIGINAL: Check[RestoreFacts] = Check(
+    "original", "warn", "the original of an image of a running job has ended", _original_gone
+)
+LINKED_FILES: Check[RestoreFacts] = Check(
+    "linked-files", "block", "deleted files with another name are in the image", _linked_files
+)
+LEFTOVERS: Check[RestoreFacts] = Check("leftovers", "warn", "no interrupted run left anything here", _leftovers)
