@@ -1,5 +1,16 @@
 """The only code that reads /proc and /sys/fs/cgroup facts of processes and that sends signals."""
 
+from gpuckpt.system.procfs.cgroups import (
+    MemoryLimit,
+    cgroup2_mount,
+    cgroup_of,
+    memory_limits,
+    pids_in_cgroup,
+    unified_cgroup_of,
+)
+from gpuckpt.system.procfs.descriptors import gpu_files, uses_io_uring
+from gpuckpt.system.procfs.elf import build_id
+from gpuckpt.system.procfs.host import HostPieces, cgroup_kind, cpu, memory, read_host_pieces
 from gpuckpt.system.procfs.identity import (
     PidKind,
     ancestors,
@@ -12,6 +23,7 @@ from gpuckpt.system.procfs.identity import (
     who_uses_ids,
 )
 from gpuckpt.system.procfs.reading import Mapping, maps_of
+from gpuckpt.system.procfs.redaction import redact, redact_text
 from gpuckpt.system.procfs.signals import (
     cpu_seconds,
     io_bytes,
@@ -21,23 +33,42 @@ from gpuckpt.system.procfs.signals import (
     wait_gone,
     wchan,
 )
+from gpuckpt.system.procfs.tree import namespaces_of, read_tree
 
 __all__ = [
+    "HostPieces",
     "Mapping",
+    "MemoryLimit",
     "PidKind",
     "ancestors",
+    "build_id",
+    "cgroup2_mount",
+    "cgroup_kind",
+    "cgroup_of",
+    "cpu",
     "cpu_seconds",
     "describe_pid",
+    "gpu_files",
     "io_bytes",
     "is_same",
     "maps_of",
+    "memory",
+    "memory_limits",
+    "namespaces_of",
+    "pids_in_cgroup",
     "process_id",
+    "read_host_pieces",
+    "read_tree",
+    "redact",
+    "redact_text",
     "send",
     "send_pid",
     "set_own_oom_score_adj",
     "state",
     "threads",
     "tree_ids",
+    "unified_cgroup_of",
+    "uses_io_uring",
     "wait_gone",
     "wchan",
     "who_uses_ids",
