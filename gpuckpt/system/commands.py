@@ -7,6 +7,7 @@ so the usual system directories are searched as well.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess  # noqa: TID251 - this is its home
@@ -141,10 +142,8 @@ class Child:
 
     def kill_group(self) -> None:
         """SIGKILL its whole process group: CRIU may have every other signal blocked."""
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 def start(

@@ -22,7 +22,15 @@ from gpuckpt.system.procfs.identity import (
     tree_ids,
     who_uses_ids,
 )
-from gpuckpt.system.procfs.reading import Mapping, maps_of
+from gpuckpt.system.procfs.looking import (
+    environment_values,
+    file_here,
+    kernel_watches,
+    missing_addresses,
+    ports_in_use,
+    special_mappings,
+)
+from gpuckpt.system.procfs.reading import Mapping, maps_of, words_for
 from gpuckpt.system.procfs.redaction import redact, redact_text
 from gpuckpt.system.procfs.signals import (
     cpu_seconds,
@@ -48,14 +56,19 @@ __all__ = [
     "cpu",
     "cpu_seconds",
     "describe_pid",
+    "environment_values",
+    "file_here",
     "gpu_files",
     "io_bytes",
     "is_same",
+    "kernel_watches",
     "maps_of",
     "memory",
     "memory_limits",
+    "missing_addresses",
     "namespaces_of",
     "pids_in_cgroup",
+    "ports_in_use",
     "process_id",
     "read_host_pieces",
     "read_tree",
@@ -64,6 +77,7 @@ __all__ = [
     "send",
     "send_pid",
     "set_own_oom_score_adj",
+    "special_mappings",
     "state",
     "threads",
     "tree_ids",
@@ -72,4 +86,5 @@ __all__ = [
     "wait_gone",
     "wchan",
     "who_uses_ids",
+    "words_for",
 ]

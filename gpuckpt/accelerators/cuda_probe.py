@@ -1,0 +1,62 @@
+"""Which processes use CUDA, asked in a bounded child process: `python -m gpuckpt.accelerators.cuda_probe PID…`.
+
+A driver call about a process can block (https://github.com/NVIDIA/cuda-checkpoint/issues/30), and a
+blocked call cannot be taken back; so facts are asked for in a process that can be given up.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from gpuckpt.model.errors import MachineLacks
+from gpuckpt.model.facts import CudaProcess, ProcessId
+from gpuckpt.system import commands
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TIMEOUT_SECONDS = 60.0
+
+
+class ProbeFailed(Exception):
+    """The driver did not answer, or answered with an error; the message is for the user."""
+
+
+def cuda_processes(ids: Sequence[ProcessId], *, force_program: bool = False) -> tuple[CudaProcess, ...]:
+    """The processes that have a CUDA context, with their restore thread and state. Raises ProbeFailed."""
+    arguments = [*(["--program"] if force_program else []), *(str(one.pid) for one in ids)]
+    argv = commands.python_module("gpuckpt.accelerators.cuda_probe", *arguments)
+    answer = commands.run(argv, timeout=TIMEOUT_SECONDS, cwd="/")
+    try:
+        said = json.loads(answer.stdout)
+    except ValueError:
+        raise ProbeFailed(f"the GPU driver gave no answer about the processes: {answer.describe()}") from None
+    if "problem" in said:
+        raise ProbeFailed(said["problem"])
+    by_pid = {one.pid: one for one in ids}
+    return tuple(CudaProcess(by_pid[pid], tid, state) for pid, tid, state in said["found"])
+
+
+def main() -> None:
+    """Print one JSON object: `found` with [pid, restore tid, state] of each CUDA process, or `problem`."""
+    from gpuckpt.accelerators import ACCELERATORS  # noqa: PLC0415 - the list names modules that may load libraries
+    from gpuckpt.accelerators.protocol import DriverError  # noqa: PLC0415
+
+    force_program = "--program" in sys.argv
+    pids = [int(word) for word in sys.argv[1:] if word.isdigit()]
+    try:
+        suspender = ACCELERATORS[0].suspender(force_program=force_program)
+        found = [(pid, tid, suspender.state(pid)) for pid in pids if (tid := suspender.restore_tid(pid)) is not None]
+    except MachineLacks as error:
+        answer: dict[str, object] = {"problem": error.message}
+    except DriverError as error:
+        answer = {"problem": error.explain()}
+    else:
+        answer = {"found": found}
+    sys.stdout.write(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The verbs as straight lines: gather facts -> judge -> plan -> act -> verify -> report."""

@@ -1,0 +1,104 @@
+"""inspect: what a target is and what can be done with it. It looks and judges; it never acts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuckpt import checks
+from gpuckpt.flows import gather
+from gpuckpt.flows.interruption import BrokenOff
+from gpuckpt.model.errors import ImageCorrupt, Interrupted
+from gpuckpt.model.jsonform import to_json
+from gpuckpt.model.report import Event, Finding, Report
+from gpuckpt.model.requests import DumpRequest, RestoreRequest
+from gpuckpt.owner import runs
+from gpuckpt.stores import directory
+
+if TYPE_CHECKING:
+    from gpuckpt.flows.interruption import Interruption
+    from gpuckpt.flows.machine import Machine
+    from gpuckpt.model.facts import Host, Tree
+    from gpuckpt.model.requests import InspectRequest
+
+SOMEWHERE = Path("/var/lib/gpuckpt/image")
+"""Where a dump is imagined to go when only the tree is looked at."""
+
+
+def inspect(request: InspectRequest, machine: Machine, interruption: Interruption) -> Report:
+    """Describe an image, a running tree, or this host."""
+    if request.pid is not None:
+        return _inspect_tree(request.pid, request, machine)
+    if request.target is not None:
+        return _inspect_image(request.target, request, machine, interruption)
+    return _inspect_host(machine)
+
+
+def _inspect_image(target: Path, request: InspectRequest, machine: Machine, interruption: Interruption) -> Report:
+    image = directory.open_image(target)
+    try:
+        if request.verify:
+            machine.listener(Event("verify", "begin"))
+            _verify(image, interruption)
+        facts = gather.restore_facts(RestoreRequest(image=target), image.manifest, machine)
+        findings = checks.judge(checks.RESTORE_CHECKS, facts, frozenset())
+        data = {
+            "kind": "image",
+            "path": str(target),
+            "manifest": to_json(image.manifest),
+            "verified": True if request.verify else None,
+            "restorable": _verdict(findings),
+            "bytes_on_disk": image.bytes_on_disk(),
+        }
+        return Report("inspect", "ok", "untouched", data, findings)
+    finally:
+        image.close()
+
+
+def _verify(image: directory.Image, interruption: Interruption) -> None:
+    try:
+        directory.verify(image, interruption.check)
+    except BrokenOff as trouble:
+        if trouble.signal_number is None:
+            raise ImageCorrupt(f"not verified: {trouble.why}") from None
+        raise Interrupted(trouble.signal_number, "broken off while verifying", process="untouched") from None
+
+
+def _verdict(findings: tuple[Finding, ...]) -> str:
+    """'no' when a check blocks, 'unknown' when a blocking check could not tell, else 'yes'."""
+    if checks.blocking(findings):
+        return "no"
+    return "unknown" if any(f.verdict == "unknown" and f.severity == "block" for f in findings) else "yes"
+
+
+def _inspect_tree(pid: int, request: InspectRequest, machine: Machine) -> Report:
+    facts = gather.dump_facts(DumpRequest(pid=pid, image=SOMEWHERE, keep_argv=request.keep_argv), machine)
+    about_the_tree = tuple(check for check in checks.DUMP_CHECKS if not check.id.startswith(("image-", "disk-")))
+    findings = checks.judge(about_the_tree, facts, frozenset())
+    leftover = runs.leftover_of(facts.tree.root)
+    data: dict[str, Any] = {
+        "kind": "process",
+        "tree": to_json(facts.tree),
+        "host": to_json(facts.host),
+        "dumpable": "no" if checks.blocking(findings) else "yes",
+        "estimate_bytes": estimate_bytes(facts.tree),
+        "interrupted": None if leftover is None else {"operation": leftover.operation, "since": leftover.since},
+    }
+    return Report("inspect", "ok", "untouched", data, findings)
+
+
+def estimate_bytes(tree: Tree) -> int:
+    """Roughly what an image would hold: memory, swap, GPU memory."""
+    memory = sum(process.rss_bytes + process.swap_bytes for process in tree.processes)
+    return memory + sum(use.memory_bytes or 0 for use in tree.gpu_uses)
+
+
+def _inspect_host(machine: Machine) -> Report:
+    here = gather.host(machine)
+    data = {"kind": "host", "host": to_json(here), "can": _abilities(here)}
+    return Report("inspect", "ok", "untouched", data, ())
+
+
+def _abilities(here: Host) -> dict[str, bool]:
+    works = here.privileged and bool(here.criu.check_ok)
+    return {"dump": works, "restore": works, "gpu": works and here.gpu.interface != "none" and bool(here.gpu.gpus)}

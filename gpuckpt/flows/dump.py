@@ -1,0 +1,379 @@
+"""dump: process tree -> image.
+
+steps, and what kill -9 of this process at each leaves (the owner's steps: owner/dumping.py):
+
+1. gather, judge, plan      nothing was touched
+2. IMAGE.partial            an unlocked partial: the next dump removes it
+3. owner suspends, captures the owner sees the end of file, CRIU undoes its work, the tree goes on
+4. publish (rename)         as 3; the image is complete and good all the same
+5. commit                   the owner finishes the ending
+With --leave-running 5 comes before 4: the tree goes on, the partial is removed by the next dump.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuckpt import __version__, checks
+from gpuckpt.flows import gather, settle
+from gpuckpt.flows.conversation import (
+    REAP_SECONDS,
+    OwnerGone,
+    OwnerSays,
+    hear,
+    repair_with_second_owner,
+    seen_of,
+    tell,
+    words_for_seen,
+)
+from gpuckpt.flows.interruption import BrokenOff
+from gpuckpt.images import captured as captured_files
+from gpuckpt.images import criuformat
+from gpuckpt.model import manifest as manifests
+from gpuckpt.model.errors import (
+    DumpFailed,
+    GpuckptError,
+    ImageCorrupt,
+    Interrupted,
+    MachineLacks,
+    ProcessState,
+    TreeHeld,
+)
+from gpuckpt.model.manifest import CriuOptions, CudaSuspension, Manifest
+from gpuckpt.model.report import Event, Finding, Report
+from gpuckpt.owner import runs
+from gpuckpt.owner.handle import OwnerHandle
+from gpuckpt.owner.messages import CudaMember, DumpOrder, PeerGone, TreeOrder
+from gpuckpt.stores import directory
+from gpuckpt.system import criu
+
+if TYPE_CHECKING:
+    from gpuckpt.checks.facts import DumpFacts
+    from gpuckpt.flows.interruption import Interruption
+    from gpuckpt.flows.machine import Machine
+    from gpuckpt.model.facts import Tree
+    from gpuckpt.model.requests import DumpRequest
+    from gpuckpt.owner.runs import Run
+    from gpuckpt.stores.directory import PartialImage
+
+
+def dump(request: DumpRequest, machine: Machine, interruption: Interruption) -> Report:
+    """Save the tree as an image. Raises GpuckptError with what became of the tree."""
+    facts = gather.dump_facts(request, machine)
+    findings = checks.judge(checks.DUMP_CHECKS, facts, request.allow)
+    refusal = checks.refusal(findings)
+    plan = {"image": str(request.image), "root_pid": request.pid, "pids": list(facts.tree.pids)}
+    if request.dry_run:
+        return Report("dump", "refused" if refusal else "planned", "untouched", plan, findings, refusal)
+    if refusal:
+        return Report("dump", "refused", "untouched", plan, findings, refusal)
+    run = runs.begin("dump", facts.tree.ids)
+    work = DumpWork(request, machine, interruption, facts, findings, run)
+    try:
+        return work.perform()
+    finally:
+        run.finish(keep=work.tree_is_held)
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A complete capture whose tree still stands at the gate."""
+
+    partial: PartialImage
+    said: dict[str, Any]
+    """The owner's word: seconds, run_id, log."""
+    saved: tuple[manifests.CapturedFile, ...]
+
+
+@dataclass
+class DumpWork:
+    """One dump at work, after its checks have passed."""
+
+    request: DumpRequest
+    machine: Machine
+    interruption: Interruption
+    facts: DumpFacts
+    findings: tuple[Finding, ...]
+    run: Run
+    tree_is_held: bool = False
+    notes: list[str] = field(default_factory=list)
+    published: bool = False
+    manifest: Manifest | None = None
+
+    def perform(self) -> Report:
+        """Suspend, capture, publish, commit; any failure ends in the unwind and says what was seen."""
+        partial = self._create_partial()
+        try:
+            with OwnerHandle(self.run) as owner:
+                try:
+                    return self._converse(owner, partial)
+                finally:
+                    owner.channel.close()
+                    owner.reap(REAP_SECONDS)
+        finally:
+            if not self.published:
+                partial.discard()
+
+    def _create_partial(self) -> PartialImage:
+        try:
+            partial, note = directory.create_partial(self.request.image)
+        except OSError as error:
+            raise MachineLacks(f"{self.request.image} cannot be made: {error.strerror}") from None
+        if note:
+            self.notes.append(note)
+            self.machine.listener(Event("capture", "note", note))
+        return partial
+
+    def _converse(self, owner: OwnerHandle, partial: PartialImage) -> Report:
+        try:
+            owner.give(self._order(partial))
+            try:
+                capture = self._captured(owner, partial)
+                if not self.request.leave_running:
+                    self._publish(capture, None)
+            except (OSError, BrokenOff, GpuckptError) as trouble:
+                return self._abort(owner, trouble)
+            tell(owner, "commit")
+            return self._after_resume(owner, capture) if self.request.leave_running else self._after_end(owner, capture)
+        except OwnerSays as last:
+            raise self._error_from(last.message) from None
+        except (OwnerGone, PeerGone):
+            raise self._repair() from None
+
+    def _captured(self, owner: OwnerHandle, partial: PartialImage) -> Capture:
+        """CRIU stands at the gate, the tree stands still, the images are complete: save what will not stay."""
+        said = hear(owner, ("captured",), self.machine, self.interruption)
+        saved = captured_files.save_link_remaps(partial.criu, partial.files)
+        self.interruption.check()
+        return Capture(partial, said, saved)
+
+    def _after_end(self, owner: OwnerHandle, capture: Capture) -> Report:
+        done = hear(owner, ("ended",), self.machine)
+        captured_files.remove_litter(capture.saved)
+        return self._report(done, process="ended")
+
+    def _after_resume(self, owner: OwnerHandle, capture: Capture) -> Report:
+        """The tree goes on; a failure from here on costs the image, not the job."""
+        done = hear(owner, ("resumed",), self.machine)
+        try:
+            self._publish(capture, done)
+        except (OSError, GpuckptError) as trouble:
+            if done["state"] == "running":
+                why, hint = _cause({}, trouble)
+                raise DumpFailed(f"{why}; the tree runs on", hint) from None
+        if done["state"] != "running":
+            raise self._error_from(done)
+        settle.require_alive(self.facts.tree.ids, self.request.settle_seconds)
+        return self._report(done, process="running")
+
+    def _publish(self, capture: Capture, done: dict[str, Any] | None) -> None:
+        """Digest, write down, sync, rename. `done` is the owner's word when the tree goes on already."""
+        began = time.monotonic()
+        self.machine.listener(Event("publish", "begin"))
+        check = self.interruption.check if done is None else lambda: None
+        partial = capture.partial
+        _refuse_other_processes(partial.criu, self.facts.tree)
+        parts = directory.describe_parts(partial.path, check)
+        with contextlib.suppress(OSError):
+            shutil.copyfile(capture.said["log"], partial.path / "criu-dump.log")
+        partial.sync_parts()
+        check()
+        seconds = {**capture.said["seconds"], **(done["seconds"] if done else {})}
+        seconds["publish"] = time.monotonic() - began
+        self.manifest = self._manifest(capture, parts, seconds, done)
+        partial.publish(manifests.encode(self.manifest))
+        self.published = True
+
+    def _manifest(
+        self,
+        capture: Capture,
+        parts: tuple[manifests.Part, ...],
+        seconds: dict[str, float],
+        done: dict[str, Any] | None,
+    ) -> Manifest:
+        inventory = criuformat.read_inventory(capture.partial.criu / "inventory.img")
+        tree = self.facts.tree
+        return Manifest(
+            format=manifests.FORMAT,
+            requires=("criu-files",),
+            image_id=uuid.uuid4().hex,
+            created=time.time(),
+            gpuckpt=__version__,
+            host=self.facts.host,
+            tree=tree,
+            criu=self._options(run_id=capture.said.get("run_id") or inventory.run_id, lsm=inventory.lsm),
+            parts=parts,
+            captured=capture.saved,
+            stopped=tree.stopped,
+            handed_over_stopped=bool(tree.cuda),
+            cuda=tuple(CudaSuspension(m.id, m.restore_tid, m.memory_bytes) for m in _members(tree)),
+            tcp=self.request.tcp,
+            left_running=self.request.leave_running,
+            lineage=gather.lineage_of(tree.root),
+            seconds=seconds,
+            frozen_seconds=done["frozen_seconds"] if done else sum(seconds.values()),
+            stopped_seconds=done["stopped_seconds"] if done else sum(seconds.values()),
+            bytes_raw=directory.sizes(parts),
+            bytes_stored=directory.sizes(parts),
+            allowed=tuple(finding.id for finding in self.findings if finding.allowed),
+            notes=tuple(self.notes),
+        )
+
+    def _order(self, partial: PartialImage) -> DumpOrder:
+        tree = self.facts.tree
+        return DumpOrder(
+            run_directory=str(self.run.directory),
+            tree=TreeOrder(tree.root, tree.ids, tree.stopped, _members(tree)),
+            criu=self.facts.host.criu.path or "",
+            images=str(partial.criu),
+            options=self._options(run_id="", lsm=""),
+            leave_running=self.request.leave_running,
+            lock_timeout_ms=round(self.request.lock_timeout_seconds * 1000),
+            deadline_seconds=self.interruption.left_seconds(),
+            force_program=self.request.force_program,
+        )
+
+    def _options(self, *, run_id: str, lsm: str) -> CriuOptions:
+        tree, program = self.facts.tree, self.facts.host.criu
+        inet = any(socket.family in ("inet", "inet6") and socket.type == "stream" for socket in tree.sockets)
+        around = tree.surroundings
+        return CriuOptions(
+            version=program.version or "",
+            run_id=run_id,
+            shell_job=around.has_terminal or not around.session_leader_inside,
+            tcp_established=inet,
+            network_lock=program.network_lock,
+            file_locks=tree.file_locks,
+            ghost_limit_bytes=criu.GHOST_LIMIT_BYTES,
+            ext_unix_sockets=any(socket.family == "unix" and not socket.inside for socket in tree.sockets),
+            external=tuple(_external_keys(tree)),
+            cpu_cap=criu.CPU_CAP,
+            lsm=lsm,
+        )
+
+    def _report(self, done: dict[str, Any], process: ProcessState) -> Report:
+        assert self.manifest is not None  # noqa: S101 - published
+        data = {
+            "image": str(self.request.image),
+            "image_id": self.manifest.image_id,
+            "root_pid": self.facts.tree.root.pid,
+            "pids": list(self.facts.tree.pids),
+            "bytes_raw": self.manifest.bytes_raw,
+            "bytes_stored": self.manifest.bytes_stored,
+            "seconds": {**self.manifest.seconds, **done["seconds"]},
+            "frozen_seconds": done["frozen_seconds"],
+            "stopped_seconds": done["stopped_seconds"],
+            "notes": self.notes + [f"ended, not yet reaped: {why}" for why in done.get("not_reaped", ())],
+        }
+        return Report("dump", "ok", process, data, self.findings)
+
+    def _abort(self, owner: OwnerHandle, trouble: Exception) -> Report:
+        """Before the commit: tell the owner to undo, and say what it saw. After it: the image decides."""
+        try:
+            tell(owner, "abort")
+            hear(owner, (), self.machine)
+        except OwnerSays as last:
+            raise self._error_from(last.message, trouble) from None
+        except OwnerGone:
+            raise self._repair(trouble) from None
+        raise AssertionError("hear() without words ends only by an exception")
+
+    def _error_from(self, message: dict[str, Any], trouble: Exception | None = None) -> GpuckptError:
+        """The owner's last word as the error the user sees."""
+        if message["say"] == "lacks":
+            return MachineLacks(message["message"], message["hint"])
+        if message["say"] == "crashed":
+            return self._repair(trouble)
+        why, hint = _cause(message, trouble)
+        log = self.run.keep_log(Path(message["log"])) if message.get("log") else None
+        hint = "; ".join(part for part in (hint, f"CRIU's log: {log}" if log and trouble is None else "") if part)
+        if message["state"] == "running":
+            return _as_interrupted(trouble) or DumpFailed(f"{why}; the tree runs on", hint)
+        return self._held(why, message)
+
+    def _held(self, why: str, message: dict[str, Any]) -> GpuckptError:
+        """Not everything runs: which process is what, and the command that repairs it."""
+        seen = words_for_seen(seen_of(message))
+        state: ProcessState = message["state"]
+        self.tree_is_held = state == "frozen"
+        if state == "gone":
+            return TreeHeld(f"{why}; the tree has ended: {seen}", "restore the newest image", process="gone")
+        problem = f": {message['problem']}" if message.get("problem") else ""
+        root = self.facts.tree.root.pid
+        return TreeHeld(f"{why}; the tree does not run{problem} ({seen})", f"run `gpuckpt restore --tree {root}`")
+
+    def _repair(self, trouble: Exception | None = None) -> GpuckptError:
+        """The owner is gone: a second one looks at the tree."""
+        tree = self.facts.tree
+        order = TreeOrder(tree.root, tree.ids, tree.stopped, _members(tree))
+        message = repair_with_second_owner(
+            self.run,
+            order,
+            self.machine,
+            left_behind=str(self.run.directory),
+            force_program=self.request.force_program,
+        )
+        why = "the process that held the tree (the owner) was killed"
+        if message is None:
+            self.tree_is_held = True
+            return TreeHeld(
+                f"{why}, and a second one could not look at the tree",
+                f"run `gpuckpt restore --tree {tree.root.pid}`",
+            )
+        if message["duty"] == "finish-ending":
+            return DumpFailed(
+                f"{why} after the image was complete: the tree has ended, {self.request.image} is good",
+                f"gpuckpt restore {self.request.image}",
+                process="ended",
+            )
+        if message["state"] == "running":
+            return _as_interrupted(trouble) or DumpFailed(f"{why}; the tree runs on", "dump again")
+        return self._held(why, message)
+
+
+def _cause(message: dict[str, Any], trouble: Exception | None) -> tuple[str, str]:
+    """What to tell: main's own trouble where there was one, else the owner's words."""
+    if isinstance(trouble, GpuckptError):
+        return trouble.message, trouble.hint
+    if isinstance(trouble, OSError):
+        where = f" ({trouble.filename})" if trouble.filename else ""
+        return f"the image could not be written: {trouble.strerror}{where}", "make room, or choose another directory"
+    if isinstance(trouble, BrokenOff):
+        return f"broken off: {trouble.why}", ""
+    return message.get("message", "the resume failed"), message.get("hint", "")
+
+
+def _as_interrupted(trouble: Exception | None) -> GpuckptError | None:
+    if isinstance(trouble, BrokenOff) and trouble.signal_number is not None:
+        return Interrupted(trouble.signal_number, f"broken off: {trouble.why}; the tree runs on", process="running")
+    return None
+
+
+def _members(tree: Tree) -> tuple[CudaMember, ...]:
+    return tuple(
+        CudaMember(
+            one.id,
+            one.restore_tid,
+            {use.gpu_uuid: use.memory_bytes for use in tree.gpu_uses if use.pid == one.id.pid and use.memory_bytes},
+        )
+        for one in tree.cuda
+    )
+
+
+def _external_keys(tree: Tree) -> list[str]:
+    """--external for stdio whose other end is a stream socket outside: CRIU refuses half a pair otherwise."""
+    return [f"unix[{stdio.key[8:-1]}]" for stdio in tree.outside_stdio if stdio.key.startswith("socket:[")]
+
+
+def _refuse_other_processes(criu_directory: Path, tree: Tree) -> None:
+    """The image must hold exactly the processes of the manifest: one that was born late would be lost."""
+    in_image = {process.pid for process in criuformat.read_process_list(criu_directory / "pstree.img")}
+    if in_image != set(tree.pids):
+        fresh = ", ".join(str(pid) for pid in sorted(in_image ^ set(tree.pids)))
+        raise ImageCorrupt(f"the tree changed while it was dumped (processes {fresh})", "try again")

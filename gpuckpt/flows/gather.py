@@ -1,0 +1,191 @@
+"""Facts for the checks: of a tree before a dump, of a host before a restore. Nothing is touched here."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuckpt import __version__
+from gpuckpt.accelerators.cuda_probe import ProbeFailed, cuda_processes
+from gpuckpt.checks import (
+    DumpFacts,
+    MemoryLimit,
+    RestoreFacts,
+    needed_addresses,
+    needed_ids,
+    needed_paths,
+    needed_ports,
+)
+from gpuckpt.model.errors import MachineLacks, NotFound, Refused
+from gpuckpt.model.facts import GpuUse, Host, ProcessId, Tree
+from gpuckpt.model.manifest import Lineage
+from gpuckpt.owner.runs import RUNTIME
+from gpuckpt.system import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuckpt.flows.machine import Machine
+    from gpuckpt.model.facts import CudaProcess
+    from gpuckpt.model.manifest import Manifest
+    from gpuckpt.model.requests import DumpRequest, RestoreRequest
+
+LINEAGE = RUNTIME / "lineage"
+
+
+def host(machine: Machine, image_place: Path | None = None) -> Host:
+    """What this host is and can do."""
+    pieces = procfs.read_host_pieces()
+    return Host(
+        **{name: getattr(pieces, name) for name in pieces.__slots__},
+        criu=machine.examine_criu(),
+        gpu=machine.gpu_driver(),
+        gpuckpt=__version__,
+        image_space_bytes=free_bytes(image_place) if image_place else None,
+    )
+
+
+def free_bytes(place: Path) -> int | None:
+    """Bytes that this user may still write below a directory, or below its nearest parent that exists."""
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        seen = os.statvfs(place)
+    except OSError:
+        return None
+    return seen.f_bavail * seen.f_frsize
+
+
+def identify(pid: int) -> ProcessId:
+    """The process a user's pid means. Raises NotFound or Refused with what the number is instead."""
+    kind = procfs.describe_pid(pid)
+    identity = procfs.process_id(pid)
+    if kind.kind == "none" or identity is None:
+        raise NotFound(f"there is no process {pid}", "name a running process (`ps -e` lists them)")
+    if kind.kind == "thread":
+        raise NotFound(f"{pid} is a thread of process {kind.tgid} ({kind.comm})", f"say --tree {kind.tgid}")
+    if kind.kind == "kernel":
+        raise Refused(f"{pid} ({kind.comm}) is a kernel thread", "name a process of your own")
+    if kind.kind == "zombie":
+        raise NotFound(
+            f"process {pid} ({kind.comm}) has ended and waits for {kind.parent} to reap it", "nothing to save"
+        )
+    return identity
+
+
+def tree(pid: int, machine: Machine, *, keep_argv: bool, force_program: bool = False) -> Tree:
+    """The whole tree of `pid`, CUDA and GPU memory included.
+
+    Raises NotFound, Refused, or MachineLacks when the GPU driver does not answer about its processes.
+    """
+    seen = procfs.read_tree(identify(pid), keep_argv=keep_argv)
+    accelerator = machine.accelerator()
+    if accelerator is None:
+        return seen
+    cuda = cuda_of(seen.ids, force_program=force_program)
+    return replace(seen, cuda=cuda, gpu_uses=accelerator.uses([one.id.pid for one in cuda]) if cuda else ())
+
+
+def cuda_of(ids: Sequence[ProcessId], *, force_program: bool) -> tuple[CudaProcess, ...]:
+    """The CUDA processes among these. Raises MachineLacks when the driver does not answer."""
+    try:
+        return cuda_processes(ids, force_program=force_program)
+    except ProbeFailed as error:
+        raise MachineLacks(str(error), "`gpuckpt inspect` says what this host's GPU driver can do") from None
+
+
+def dump_facts(request: DumpRequest, machine: Machine) -> DumpFacts:
+    """All that a dump is judged by."""
+    seen = tree(request.pid, machine, keep_argv=request.keep_argv, force_program=request.force_program)
+    parent = request.image.parent
+    parent_seen = parent.stat() if parent.is_dir() else None
+    return DumpFacts(
+        request=request,
+        tree=seen,
+        host=host(machine, parent),
+        own_pid=os.getpid(),
+        own_uid=os.geteuid(),
+        ancestors_of_gpuckpt=frozenset(pid for pid, _ in procfs.ancestors(os.getpid())),
+        own_namespaces=procfs.namespaces_of(os.getpid()),
+        image_exists=os.path.lexists(request.image),
+        image_parent_ok=parent_seen is not None,
+        image_parent_mode=parent_seen.st_mode if parent_seen else 0,
+        image_parent_owner=parent_seen.st_uid if parent_seen else 0,
+        image_space_bytes=free_bytes(parent),
+        tracers={one.tracer_pid: _tracer(one.pid) for one in seen.processes if one.tracer_pid},
+        memory_limits=_memory_limits(seen),
+        proc_watches=procfs.kernel_watches(seen.pids),
+        special_mappings=procfs.special_mappings(seen.pids),
+        nccl_environment={one.id.pid: procfs.environment_values(one.id.pid, "NCCL_") for one in seen.cuda},
+    )
+
+
+def _tracer(pid: int) -> str:
+    return procfs.describe_pid(pid).tracer
+
+
+def _memory_limits(seen: Tree) -> tuple[MemoryLimit, ...]:
+    """The room in every ancestor cgroup of the CUDA processes: the GPU's copy is charged to them."""
+    found: dict[str, int] = {}
+    for one in seen.cuda:
+        for limit in procfs.memory_limits(one.id.pid):
+            found[limit.directory] = max(0, limit.limit_bytes - (limit.used_bytes or 0))
+    return tuple(MemoryLimit(f"cgroup {name}", free) for name, free in found.items())
+
+
+def restore_facts(request: RestoreRequest, manifest: Manifest, machine: Machine) -> RestoreFacts:
+    """All that a restore of this manifest is judged by."""
+    here = host(machine)
+    tcp = request.tcp or manifest.tcp
+    image = request.image.stat()
+    return RestoreFacts(
+        request=request,
+        manifest=manifest,
+        host=here,
+        own_uid=os.geteuid(),
+        files_here={path: procfs.file_here(path) for path in needed_paths(manifest)},
+        ids_in_use=procfs.who_uses_ids(needed_ids(manifest)),
+        ports_in_use=procfs.ports_in_use(needed_ports(manifest, tcp)),
+        missing_addresses=procfs.missing_addresses(needed_addresses(manifest, tcp)),
+        stdin_is_terminal=False,
+        free_memory_bytes=here.memory_available_bytes,
+        image_mode=image.st_mode,
+        image_owner=image.st_uid,
+        gpu_holders=_gpu_holders(here) if manifest.cuda else {},
+    )
+
+
+def _gpu_holders(here: Host) -> dict[str, tuple[str, ...]]:
+    return {gpu.uuid: tuple(procfs.words_for(pid) for pid in gpu.compute_pids) for gpu in here.gpu.gpus}
+
+
+def memory_by_process(uses: Sequence[GpuUse], pid: int) -> dict[str, int]:
+    """GPU UUID -> bytes of one process, where known."""
+    return {use.gpu_uuid: use.memory_bytes for use in uses if use.pid == pid and use.memory_bytes}
+
+
+def lineage_of(root: ProcessId) -> Lineage:
+    """Where a tree comes from: noted when gpuckpt restored it, lost with /run at a reboot, as the tree is."""
+    try:
+        said = json.loads(_lineage_file(root).read_text())
+        return Lineage(parent_image_id=str(said["image_id"]), generation=int(said["generation"]) + 1)
+    except (OSError, ValueError, KeyError, TypeError):
+        return Lineage()
+
+
+def note_lineage(root: ProcessId, manifest: Manifest) -> None:
+    """Note that this tree was restored from this image, and forget trees that have ended."""
+    LINEAGE.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for old in LINEAGE.iterdir():
+        pid, _, ticks = old.name.partition("-")
+        if not (pid.isdigit() and ticks.isdigit() and procfs.is_same(ProcessId(int(pid), int(ticks)))):
+            old.unlink(missing_ok=True)
+    said = {"image_id": manifest.image_id, "generation": manifest.lineage.generation}
+    _lineage_file(root).write_text(json.dumps(said))
+
+
+def _lineage_file(root: ProcessId) -> Path:
+    return LINEAGE / f"{root.pid}-{root.start_ticks}"

@@ -1,0 +1,346 @@
+"""restore: image -> running tree.
+
+steps, and what kill -9 of this process at each leaves (the owner's steps: owner/restoring.py):
+
+1. open, verify every part, judge, plan   nothing was touched
+2. lean directory, captured files          files under their own names, which the next restore uses
+3. owner: CRIU up to the gate               the owner turns CRIU away: nothing is left of the tree
+4. owner: CUDA restore, let go              the owner goes on by itself: a whole, running tree, or none
+5. look at it                               the tree runs
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuckpt import checks
+from gpuckpt.flows import gather, settle
+from gpuckpt.flows.conversation import (
+    REAP_SECONDS,
+    STEP_SECONDS,
+    OwnerGone,
+    OwnerSays,
+    hear,
+    repair_with_second_owner,
+    tell,
+)
+from gpuckpt.flows.interruption import BrokenOff
+from gpuckpt.images import captured as captured_files
+from gpuckpt.images import criuformat
+from gpuckpt.model.errors import (
+    GpuckptError,
+    ImageCorrupt,
+    Interrupted,
+    MachineLacks,
+    RestoredUnhealthy,
+    RestoreFailed,
+)
+from gpuckpt.model.jsonform import from_json
+from gpuckpt.model.report import Event, Finding, Report
+from gpuckpt.owner import runs
+from gpuckpt.owner.handle import OwnerHandle
+from gpuckpt.owner.messages import INHERITED_FD, CudaMember, Inherited, PeerGone, RestoreOrder, TreeOrder
+from gpuckpt.stores import directory
+from gpuckpt.system import procfs
+from gpuckpt.system.terminal import PtyRelay
+
+if TYPE_CHECKING:
+    from gpuckpt.checks import RestoreFacts
+    from gpuckpt.flows.interruption import Interruption
+    from gpuckpt.flows.machine import Machine
+    from gpuckpt.model.facts import Stdio
+    from gpuckpt.model.manifest import CriuOptions, Manifest
+    from gpuckpt.model.requests import RestoreRequest
+    from gpuckpt.owner.runs import Run
+    from gpuckpt.stores.directory import Image
+
+PASSED_ON = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH, signal.SIGALRM)
+"""With --wait these go to the job as well as INT, TERM and HUP."""
+
+
+def restore(request: RestoreRequest, machine: Machine, interruption: Interruption) -> Report:
+    """Bring an image back. Raises GpuckptError with what became of it."""
+    image = directory.open_image(request.image)
+    try:
+        machine.listener(Event("verify", "begin"))
+        _verify(image, interruption)
+        facts = gather.restore_facts(request, image.manifest, machine)
+        findings = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
+        refusal = checks.refusal(findings)
+        plan = {
+            "image": str(request.image),
+            "image_id": image.manifest.image_id,
+            "root_pid": image.manifest.tree.root.pid,
+            "pids": list(image.manifest.tree.pids),
+        }
+        if refusal:
+            return Report("restore", "refused", "untouched", plan, findings, refusal)
+        if request.dry_run:
+            return Report("restore", "planned", "untouched", plan, findings)
+        run = runs.begin("restore", image.manifest.tree.ids)
+        work = RestoreWork(request, machine, interruption, image, facts, findings, run)
+        try:
+            return work.perform()
+        finally:
+            run.finish(keep=work.something_is_left)
+    finally:
+        image.close()
+
+
+def _verify(image: Image, interruption: Interruption) -> None:
+    try:
+        directory.verify(image, interruption.check)
+        in_image = criuformat.read_process_list(image.part("criu/pstree.img"))
+        if {process.pid for process in in_image} != set(image.manifest.tree.pids):
+            raise ImageCorrupt("criu/pstree.img holds other processes than the manifest", "do not restore this image")
+    except BrokenOff as trouble:
+        raise _interrupted(trouble, "nothing was touched") from None
+
+
+@dataclass
+class RestoreWork:
+    """One restore at work, after its checks have passed."""
+
+    request: RestoreRequest
+    machine: Machine
+    interruption: Interruption
+    image: Image
+    facts: RestoreFacts
+    findings: tuple[Finding, ...]
+    run: Run
+    something_is_left: bool = False
+    relay: PtyRelay | None = None
+    put_back: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The image's manifest."""
+        return self.image.manifest
+
+    def perform(self) -> Report:
+        """Let the owner build the tree; what was put in place for it goes again when that fails."""
+        came_up = False
+        try:
+            self.put_back = captured_files.put_back(self.image.path, self.manifest.captured)
+            if self.request.wait and self._needs_terminal():
+                self.relay = PtyRelay()
+            with OwnerHandle(self.run, pass_fds=(0, 1, 2) if self.request.wait else ()) as owner:
+                try:
+                    said = self._build(owner)
+                    came_up = True
+                    return self._watch(owner, said)
+                finally:
+                    owner.channel.close()
+                    owner.reap(REAP_SECONDS)
+        except OSError as error:
+            raise RestoreFailed(f"the restore could not be prepared: {error.strerror} ({error.filename})") from None
+        finally:
+            if self.relay is not None:
+                self.relay.close()
+            if not came_up:
+                captured_files.remove(self.put_back)
+
+    def _build(self, owner: OwnerHandle) -> dict[str, Any]:
+        try:
+            owner.give(self._order())
+            return hear(owner, ("restored",), self.machine, self.interruption)
+        except BrokenOff as trouble:
+            raise self._abort(owner, trouble) from None
+        except OwnerSays as last:
+            raise self._error_from(last.message) from None
+        except (OwnerGone, PeerGone):
+            return self._repair()
+
+    def _abort(self, owner: OwnerHandle, trouble: BrokenOff) -> GpuckptError:
+        try:
+            tell(owner, "abort")
+            hear(owner, ("restored",), self.machine)
+        except OwnerSays as last:
+            return (
+                _interrupted(trouble, "nothing is left behind")
+                if "left" in last.message
+                else self._error_from(last.message)
+            )
+        except OwnerGone:
+            self._repair()
+        return _interrupted(trouble, "it came too late: the tree is restored and runs")
+
+    def _order(self) -> RestoreOrder:
+        manifest = self.manifest
+        members = tuple(CudaMember(one.id, one.restore_tid, one.gpu_memory_bytes) for one in manifest.cuda)
+        return RestoreOrder(
+            run_directory=str(self.run.directory),
+            tree=TreeOrder(manifest.tree.root, manifest.tree.ids, manifest.stopped, members),
+            criu=self.facts.host.criu.path or "",
+            images=str(self._lean_directory()),
+            options=self._options(),
+            handed_over_stopped=manifest.handed_over_stopped,
+            inherited=self._inherited(),
+            gpu_map=checks.resolve_map(self.request.gpu_map, manifest.host.gpu.gpus, self.facts.host.gpu.gpus)[0],
+            wait=self.request.wait,
+            terminal=self.relay.slave_path if self.relay else None,
+            cgroup_name=None if self.request.wait else f"{manifest.tree.root.pid}-{self.run.id}",
+            deadline_seconds=self.interruption.left_seconds(),
+            force_program=self.request.force_program,
+        )
+
+    def _options(self) -> CriuOptions:
+        allowed = any(finding.id == "cpu-flags" and finding.allowed for finding in self.findings)
+        return replace(self.manifest.criu, cpu_cap="none") if allowed else self.manifest.criu
+
+    def _lean_directory(self) -> Path:
+        """Links to the verified parts and nothing else, so that no stray file of the image reaches CRIU."""
+        lean = self.run.directory / "images"
+        lean.mkdir(mode=0o700)
+        for part in self.manifest.parts:
+            folder, _, name = part.path.partition("/")
+            if folder == "criu" and "/" not in name:
+                (lean / name).symlink_to(self.image.part(part.path))
+        if self.facts.tcp == "close":
+            _close_outside_connections(lean / "files.img")
+        return lean
+
+    def _inherited(self) -> tuple[Inherited, ...]:
+        return tuple(found for stdio in self.manifest.tree.outside_stdio if (found := self._inherit(stdio)) is not None)
+
+    def _inherit(self, stdio: Stdio) -> Inherited | None:
+        """Where an outside end goes: the given file, with --wait our own stream, for a terminal CRIU's stdin."""
+        path = self.request.stdio.get(stdio.fd)
+        if path is not None:
+            return Inherited(stdio.key, str(path), stdio.writable)
+        if stdio.kind == "tty" or not self.request.wait:
+            return None
+        return Inherited(stdio.key, f"{INHERITED_FD}{stdio.fd}", stdio.writable)
+
+    def _needs_terminal(self) -> bool:
+        return self.manifest.tree.surroundings.has_terminal or any(
+            stdio.kind == "tty" for stdio in self.manifest.tree.outside_stdio
+        )
+
+    def _watch(self, owner: OwnerHandle, said: dict[str, Any]) -> Report:
+        """It is up. Note where it comes from, then look at it, or wait for its end."""
+        tree = from_json(TreeOrder, said["tree"])
+        gather.note_lineage(tree.root, self.manifest)
+        data: dict[str, Any] = {
+            "image": str(self.request.image),
+            "image_id": self.manifest.image_id,
+            "root_pid": tree.root.pid,
+            "pids": [one.pid for one in tree.ids],
+            "seconds": said["seconds"],
+            "cgroup": said.get("cgroup"),
+            "notes": self.notes,
+        }
+        if self.request.wait:
+            status = self._await_end(owner)
+            return Report("restore", "ok", "ended", {**data, "exit_status": status}, self.findings)
+        began = time.monotonic()
+        settle.require_alive(tree.ids, self.request.settle_seconds)
+        data["gpu_memory_bytes"] = settle.require_on_gpu(tree, self.machine, force_program=self.request.force_program)
+        data["seconds"] = {**said["seconds"], "ready": time.monotonic() - began}
+        return Report("restore", "ok", "restored", data, self.findings)
+
+    def _await_end(self, owner: OwnerHandle) -> int:
+        """Stay until the job ends; signals and terminal go through. Returns its exit status (128+n for signal n)."""
+        caught: list[int] = []
+        before = {number: signal.signal(number, lambda n, _: caught.append(n)) for number in PASSED_ON}
+        try:
+            if self.relay is not None:
+                self.relay.start()
+            while True:
+                self._pass_on(owner, caught)
+                status = self._step(owner)
+                if status is not None:
+                    self._drain()
+                    return status if status >= 0 else 128 - status
+        except (OwnerGone, PeerGone):
+            raise RestoredUnhealthy(
+                "the process that waited for the job was killed; the job runs on without it", process="restored"
+            ) from None
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _pass_on(self, owner: OwnerHandle, caught: list[int]) -> None:
+        if self.interruption.caught is not None:
+            caught.append(self.interruption.caught)
+            self.interruption.caught = None
+        while caught:
+            number = caught.pop(0)
+            if number == signal.SIGWINCH and self.relay is not None:
+                self.relay.copy_window_size()
+            else:
+                tell(owner, "signal", number=number)
+
+    def _step(self, owner: OwnerHandle) -> int | None:
+        """One round of listening; the job's status once it has ended."""
+        sources = [owner.channel.fileno(), *(self.relay.sources() if self.relay else ())]
+        ready = [] if owner.channel.waiting() else select.select(sources, [], [], STEP_SECONDS)[0]
+        if self.relay is not None:
+            self.relay.pump(ready)
+        message = owner.channel.receive(0)
+        return int(message["status"]) if message is not None and message["say"] == "exited" else None
+
+    def _drain(self) -> None:
+        """What the job wrote last is still in the pty."""
+        if self.relay is None:
+            return
+        while select.select([self.relay.master], [], [], 0)[0] and self.relay.pump([self.relay.master]):
+            pass
+
+    def _error_from(self, message: dict[str, Any]) -> GpuckptError:
+        """The owner's last word as the error the user sees."""
+        if message["say"] == "lacks":
+            return MachineLacks(message["message"], message["hint"])
+        if message["say"] == "crashed":
+            self._repair()
+            return RestoreFailed("the process that held the tree (the owner) failed; nothing is left behind")
+        log = self.run.keep_log(Path(message["log"])) if message.get("log") else None
+        hint = "; ".join(part for part in (message["hint"], f"CRIU's log: {log}" if log else "") if part)
+        if message["left"]:
+            self.something_is_left = True
+            left = ", ".join(str(pid) for pid in message["left"])
+            return RestoreFailed(f"{message['message']}; processes {left} could not be ended", hint, process="frozen")
+        return RestoreFailed(f"{message['message']}; nothing is left behind, the image is intact", hint)
+
+    def _repair(self) -> dict[str, Any]:
+        """The owner is gone: a second one ends what was half built, or finds the tree whole."""
+        order = TreeOrder(self.manifest.tree.root, self.manifest.tree.ids)
+        said = repair_with_second_owner(
+            self.run, order, self.machine, left_behind=str(self.run.directory), force_program=self.request.force_program
+        )
+        if said is None:
+            self.something_is_left = True
+            raise RestoreFailed(
+                "the process that held the tree (the owner) was killed, and a second one too",
+                f"run `gpuckpt restore --tree {order.root.pid}`",
+                process="frozen",
+            )
+        fresh = [found for one in order.ids if (found := procfs.process_id(one.pid))]
+        if said["duty"] != "nothing" or not fresh or fresh[0].pid != order.root.pid:
+            raise RestoreFailed("the process that held the tree (the owner) was killed; nothing is left behind")
+        self.notes.append("the owner was killed after the tree came alive")
+        ids = [{"pid": one.pid, "start_ticks": one.start_ticks} for one in fresh]
+        return {"tree": {"root": ids[0], "ids": ids, "stopped": [], "cuda": []}, "seconds": {}}
+
+
+def _close_outside_connections(files_img: Path) -> None:
+    """Replace the link by an edited copy: the connections that leave the tree come back closed."""
+    raw = files_img.read_bytes()
+    outside = {socket.inode for socket in criuformat.outside_sockets(raw)}
+    files_img.unlink()
+    descriptor = os.open(files_img, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as out:
+        out.write(criuformat.close_sockets(raw, outside))
+
+
+def _interrupted(trouble: BrokenOff, what: str) -> GpuckptError:
+    if trouble.signal_number is not None:
+        return Interrupted(trouble.signal_number, f"broken off: {trouble.why}; {what}", process="untouched")
+    return RestoreFailed(f"broken off: {trouble.why}; {what}", "give it more time")

@@ -1,0 +1,75 @@
+"""Success is looked at: a tree that should run is watched for some seconds before it is called good."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from gpuckpt.accelerators.cuda_probe import ProbeFailed, cuda_processes
+from gpuckpt.model.errors import RestoredUnhealthy
+from gpuckpt.system import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuckpt.flows.machine import Machine
+    from gpuckpt.model.facts import ProcessId
+    from gpuckpt.owner.messages import TreeOrder
+
+STEP_SECONDS = 0.1
+ENDED = (None, "Z", "X")
+
+
+def require_alive(ids: Sequence[ProcessId], seconds: float) -> None:
+    """Watch the root for `seconds`; raises RestoredUnhealthy when it ends meanwhile.
+
+    Only the root: its children may well finish their work in these seconds.
+    """
+    root = ids[0]
+    deadline = time.monotonic() + seconds
+    while True:
+        letter = procfs.state(root)
+        if letter in ENDED:
+            raise RestoredUnhealthy(
+                f"process {root.pid} ended within {seconds:g} s", "its own output says why", process="gone"
+            )
+        if time.monotonic() >= deadline:
+            return
+        time.sleep(STEP_SECONDS)
+
+
+def require_on_gpu(tree: TreeOrder, machine: Machine, *, force_program: bool) -> dict[int, int]:
+    """CUDA runs again and the memory is on a GPU; returns bytes by pid. Raises RestoredUnhealthy."""
+    if not tree.cuda:
+        return {}
+    try:
+        seen = {one.id.pid: one.state for one in cuda_processes([m.id for m in tree.cuda], force_program=force_program)}
+    except ProbeFailed as error:
+        raise RestoredUnhealthy(str(error), "look at the job yourself", process="restored") from None
+    for member in tree.cuda:
+        if seen.get(member.id.pid) != "running":
+            state = seen.get(member.id.pid, "not there")
+            raise RestoredUnhealthy(
+                f"process {member.id.pid} is back, but its CUDA state is {state}",
+                f"run `gpuckpt restore --tree {tree.root.pid}`",
+                process="restored",
+            )
+    return _memory_by_pid(tree, machine)
+
+
+def _memory_by_pid(tree: TreeOrder, machine: Machine) -> dict[int, int]:
+    accelerator = machine.accelerator()
+    uses = accelerator.uses([member.id.pid for member in tree.cuda]) if accelerator else ()
+    found: dict[int, int] = {}
+    for use in uses:
+        found[use.pid] = found.get(use.pid, 0) + (use.memory_bytes or 0)
+    for member in tree.cuda:
+        wanted = sum(member.memory_bytes.values())
+        # Half is far from what any driver version differs by; NVML that shows nothing at all proves nothing.
+        if found and wanted and found.get(member.id.pid, 0) < wanted // 2:
+            raise RestoredUnhealthy(
+                f"process {member.id.pid} has {found.get(member.id.pid, 0)} bytes on its GPUs, {wanted} at the dump",
+                "look at the job yourself",
+                process="restored",
+            )
+    return found

@@ -1,0 +1,175 @@
+"""One run of CRIU as the owner's child: started, awaited at the gate, let pass or turned away."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpuckpt.owner.messages import Channel, PeerGone
+from gpuckpt.system import commands, criu_log, procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from gpuckpt.owner.gate import Gate
+    from gpuckpt.owner.journal import Journal
+    from gpuckpt.system.criu import WorkPaths
+
+OPEN_FILES = 1 << 20
+"""RLIMIT_NOFILE for CRIU: it opens a descriptor for nearly every one of the tree's."""
+
+STEP_SECONDS = 0.2
+
+STALL_SECONDS = 120.0
+"""No new log line and no byte read for so long is no work any more."""
+
+
+class Aborted(Exception):
+    """Main said abort, or has ended, while CRIU was at work."""
+
+
+class Expired(Exception):
+    """The deadline of the whole operation has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CriuFailure(Exception):
+    """CRIU ended with something else than success; the words are for the user."""
+
+    cause: str
+    remedy: str
+    line: str
+    known: bool
+
+
+class CriuRun:
+    """A started CRIU."""
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        paths: WorkPaths,
+        gate: Gate,
+        journal: Journal,
+        *,
+        stdin: int | None = None,
+        pass_fds: Sequence[int] = (),
+        before_exec: Callable[[], None] | None = None,
+    ) -> None:
+        self._paths = paths
+        self._gate = gate
+        self._output = os.open(paths.work / "criu.output", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        journal.write("criu", argv=list(argv))
+        self._child = commands.start(
+            argv,
+            extra_environment={"GPUCKPT_GATE": str(gate.address)},
+            cwd="/",
+            stdin=stdin,
+            output=self._output,
+            pass_fds=pass_fds,
+            before_exec=lambda: _prepare_child(before_exec),
+        )
+        identity = procfs.process_id(self._child.pid)
+        journal.write("criu-started", pid=self._child.pid, start_ticks=identity.start_ticks if identity else 0)
+
+    @property
+    def pid(self) -> int:
+        """CRIU's process id and process group."""
+        return self._child.pid
+
+    def await_gate(self, main: Channel, deadline: float | None, *, stalled_pids: Sequence[int] = ()) -> None:
+        """Wait until CRIU stands at the gate.
+
+        Raises CriuFailure when it ended instead, Aborted when main said so or is gone, Expired after the
+        deadline, or when neither CRIU's log nor what CRIU and `stalled_pids` read grows any more: a
+        restore from images that do not fit can wait, or spin, for ever.
+        """
+        watchdog = Watchdog(self._paths.log, (self._child.pid, *stalled_pids))
+        while not self._gate.has_caller:
+            ready, _, _ = select.select([self._gate.fileno(), main.fileno()], [], [], STEP_SECONDS)
+            if self._gate.fileno() in ready:
+                self._gate.accept()
+            elif main.fileno() in ready:
+                raise_if_aborted(main)
+            elif self._child.poll() is not None:
+                raise self.failure()
+            if watchdog.has_stalled() or (deadline is not None and time.monotonic() > deadline):
+                raise Expired
+
+    def await_end(self, timeout: float) -> int | None:
+        """CRIU's status after it passed the gate, or None when it did not end in time."""
+        return self._child.wait(timeout)
+
+    def turn_away(self, timeout: float) -> int | None:
+        """Abort at the gate and wait until CRIU has undone its work; kill it when it does not end."""
+        self._gate.close()
+        status = self._child.wait(timeout)
+        if status is None:
+            self.kill()
+            status = self._child.wait(5.0)
+        return status
+
+    def kill(self) -> None:
+        """SIGKILL CRIU and its helpers; the tasks it traced go on by themselves."""
+        self._child.kill_group()
+        self._child.wait(5.0)
+
+    def failure(self) -> CriuFailure:
+        """Why CRIU failed, read from its log."""
+        status = self._child.poll()
+        said = os.pread(self._output, 65536, 0).decode("utf-8", "replace")
+        why = criu_log.explain(self.log_text(), said, "", status if status is not None else -9)
+        return CriuFailure(why.cause, why.remedy, why.line, why.known)
+
+    def log_text(self) -> str:
+        """CRIU's log so far."""
+        try:
+            return self._paths.log.read_text("utf-8", "replace")
+        except OSError:
+            return ""
+
+    def close(self) -> None:
+        """Close the file that holds its output."""
+        os.close(self._output)
+
+
+class Watchdog:
+    """Notices that CRIU makes no progress. CPU time proves nothing: one known hang spins."""
+
+    def __init__(self, log: Path, pids: Sequence[int]) -> None:
+        self._log = log
+        self._pids = pids
+        self._seen: tuple[int, ...] = ()
+        self._since = time.monotonic()
+
+    def has_stalled(self) -> bool:
+        """Whether nothing has grown for STALL_SECONDS."""
+        size = self._log.stat().st_size if self._log.exists() else 0
+        now = (size, *(procfs.io_bytes(pid) or 0 for pid in self._pids))
+        if now != self._seen:
+            self._seen, self._since = now, time.monotonic()
+        return time.monotonic() - self._since > STALL_SECONDS
+
+
+def raise_if_aborted(main: Channel) -> None:
+    """Read one message: abort and the end of file stop the work; anything else is none of CRIU's business."""
+    try:
+        message = main.receive(0)
+    except PeerGone:
+        raise Aborted from None
+    if message is not None and message["say"] == "abort":
+        raise Aborted
+
+
+def _prepare_child(further: Callable[[], None] | None) -> None:
+    """CRIU must be ordinary again where the owner is not: killable by the OOM killer, open to signals."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    procfs.set_own_oom_score_adj(0)
+    if further is not None:
+        further()

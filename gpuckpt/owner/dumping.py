@@ -1,0 +1,245 @@
+"""The owner's part of a dump.
+
+steps, and what a crash of the owner at each leaves (main, or a later `restore --tree`, puts it right):
+
+1. lock, hold, checkpoint, stop   CUDA locked or checkpointed, tree running or stopped: resumed by looking
+2. criu dump, up to the gate      CRIU finds nobody at the gate, undoes everything: as after 1
+3. wait for main at the gate      as 2; main publishes the image meanwhile
+4. journal `committed`, commit    the image is good: CRIU ends the tree, or the repair does
+   (--leave-running: commit, resume; a crash leaves the tree stopped as after 1)
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuckpt.model.jsonform import to_json
+from gpuckpt.owner.criurun import Aborted, CriuFailure, CriuRun, Expired
+from gpuckpt.owner.gate import Gate
+from gpuckpt.owner.messages import Channel, PeerGone
+from gpuckpt.owner.suspension import SuspendFailed, checkpoint_all, lock_all
+from gpuckpt.owner.unwind import Means, Unwound, remove_network_lock, unwind
+from gpuckpt.system import criu, criu_log, procfs
+
+if TYPE_CHECKING:
+    from gpuckpt.owner.messages import DumpOrder
+
+END_SECONDS = 60.0
+"""How long CRIU may take to let go of the tree, or to end it, after its answer at the gate."""
+
+GONE_SECONDS = 10.0
+STEP_SECONDS = 0.2
+
+
+@dataclass
+class Clock:
+    """Seconds by phase, and since when the job has stood still."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    frozen_since: float | None = None
+    stopped_since: float | None = None
+    _mark: float = 0.0
+
+    def begin(self) -> None:
+        """A phase begins now."""
+        self._mark = time.monotonic()
+
+    def end(self, phase: str) -> None:
+        """The phase ends now."""
+        self.seconds[phase] = time.monotonic() - self._mark
+
+
+class DumpWork:
+    """One dump order at work."""
+
+    def __init__(self, order: DumpOrder, main: Channel, means: Means) -> None:
+        self._order = order
+        self._main = main
+        self._means = means
+        self._clock = Clock()
+        directory = Path(order.run_directory)
+        self._gate = Gate(directory)
+        plugins = directory / "plugins"
+        plugins.mkdir()
+        self._paths = criu.WorkPaths(Path(order.images), directory, plugins, self._gate.script)
+        self._run: CriuRun | None = None
+
+    def close(self) -> None:
+        """Remove what lies outside the run directory."""
+        self._gate.close()
+        self._gate.script.unlink(missing_ok=True)
+        if self._run is not None:
+            self._run.close()
+
+    def perform(self) -> None:
+        """Do it all, and tell main how it ended. Whatever fails, the tree is brought back first."""
+        try:
+            self._suspend()
+            self._capture()
+            self._await_commit()
+        except SuspendFailed as error:
+            self._fail(error.message, error.hint)
+        except CriuFailure as failure:
+            self._fail(failure.cause, failure.remedy, line=failure.line)
+        except Expired:
+            self._fail("the deadline (--timeout) passed", "give it more time")
+        except (Aborted, PeerGone):
+            self._fail("the dump was broken off")
+        else:
+            self._commit()
+
+    def _suspend(self) -> None:
+        if self._means.suspender is None:
+            return
+        self._clock.frozen_since = time.monotonic()
+        self._clock.begin()
+        self._main.send("phase", phase="lock")
+        lock_all(self._order.tree, self._means.suspender, self._order.lock_timeout_ms, self._means.journal)
+        self._clock.end("lock")
+        self._clock.begin()
+        self._main.send("phase", phase="gpu_to_host")
+        self._clock.stopped_since = time.monotonic()
+        checkpoint_all(self._order.tree, self._means.suspender, self._means.journal)
+        self._clock.end("gpu_to_host")
+
+    def _capture(self) -> None:
+        now = time.monotonic()
+        self._clock.frozen_since = self._clock.frozen_since or now
+        self._clock.stopped_since = self._clock.stopped_since or now
+        self._clock.begin()
+        self._main.send("phase", phase="capture")
+        order = self._order
+        argv = criu.dump_argv(
+            order.criu, order.tree.root.pid, self._paths, order.options, leave_running=order.leave_running
+        )
+        self._run = CriuRun(argv, self._paths, self._gate, self._means.journal)
+        self._run.await_gate(self._main, self._means.deadline)
+        self._clock.end("capture")
+        self._means.journal.write("at-gate")
+        self._main.send(
+            "captured",
+            seconds=self._clock.seconds,
+            run_id=criu_log.run_id(self._run.log_text()),
+            log=str(self._paths.log),
+            pids=[identity.pid for identity in procfs.tree_ids(order.tree.root)],
+        )
+
+    def _await_commit(self) -> None:
+        """Main captures files and, where the tree shall end, publishes; then it says commit."""
+        assert self._run is not None  # noqa: S101 - set by _capture
+        while True:
+            message = self._main.receive(STEP_SECONDS)
+            if message is not None and message["say"] == "commit":
+                return
+            if message is not None and message["say"] == "abort":
+                raise Aborted
+            if self._run.await_end(0) is not None:
+                raise self._run.failure()  # CRIU was killed at the gate: the tree has gone on
+            if self._means.deadline is not None and time.monotonic() > self._means.deadline:
+                raise Expired
+
+    def _commit(self) -> None:
+        self._means.journal.write("committed", leave_running=self._order.leave_running)
+        assert self._run is not None  # noqa: S101 - set by _capture
+        passed = self._gate.commit()
+        status = self._run.await_end(END_SECONDS)
+        if status is None:
+            self._run.kill()
+        if self._order.leave_running:
+            self._resume(ok=passed and status == 0)
+        else:
+            self._finish_ending(ok=passed and status == 0)
+
+    def _resume(self, *, ok: bool) -> None:
+        """The image is captured and the job goes on."""
+        self._clock.begin()
+        if not ok:
+            self._remove_network_lock()
+        unwound = unwind(self._order.tree, self._means)
+        self._clock.end("resume")
+        if not ok:
+            failure = self._failure()
+            self._report_failure(failure.cause, failure.remedy, failure.line, unwound)
+            return
+        self._report("resumed", unwound)
+
+    def _failure(self) -> CriuFailure:
+        assert self._run is not None  # noqa: S101 - set by _capture
+        return self._run.failure()
+
+    def _finish_ending(self, *, ok: bool) -> None:
+        """The image is published: the tree ends, by CRIU or, where CRIU failed, by us."""
+        if not ok:
+            for identity in self._order.tree.ids:
+                procfs.send(identity, signal.SIGKILL)
+            self._remove_network_lock()
+        left = procfs.wait_gone(self._order.tree.ids, GONE_SECONDS)
+        now = time.monotonic()
+        self._tell(
+            "ended",
+            seconds=self._clock.seconds,
+            frozen_seconds=now - (self._clock.frozen_since or now),
+            stopped_seconds=now - (self._clock.stopped_since or now),
+            not_reaped=[f"{identity.pid}: {why}" for identity, why in left],
+        )
+
+    def _fail(self, message: str, hint: str = "", line: str = "") -> None:
+        """Bring the tree back, then say what happened."""
+        if self._run is not None:
+            status = self._run.turn_away(END_SECONDS)
+            if status is None or status < 0:
+                self._remove_network_lock()
+        self._clock.begin()
+        unwound = unwind(self._order.tree, self._means)
+        self._clock.end("resume")
+        self._report_failure(message, hint, line, unwound)
+
+    def _report_failure(self, message: str, hint: str, line: str, unwound: Unwound) -> None:
+        self._means.journal.write("unwound", state=unwound.state, problem=unwound.problem)
+        self._tell(
+            "failed",
+            message=message,
+            hint=hint,
+            line=line,
+            log=str(self._paths.log),
+            **_outcome(unwound),
+        )
+
+    def _report(self, say: str, unwound: Unwound) -> None:
+        now = time.monotonic()
+        self._means.journal.write("unwound", state=unwound.state, problem=unwound.problem)
+        self._tell(
+            say,
+            seconds=self._clock.seconds,
+            frozen_seconds=now - (self._clock.frozen_since or now),
+            stopped_seconds=now - (self._clock.stopped_since or now),
+            **_outcome(unwound),
+        )
+
+    def _remove_network_lock(self) -> None:
+        assert self._run is not None  # noqa: S101 - there was a CRIU
+        remove_network_lock(criu_log.run_id(self._run.log_text()))
+
+    def _tell(self, say: str, **content: object) -> None:
+        """Main may be gone: then nobody is left to tell, and the journal has it."""
+        try:
+            self._main.send(say, **content)
+        except PeerGone:
+            return
+
+
+def _outcome(unwound: Unwound) -> dict[str, object]:
+    return {"state": unwound.state, "problem": unwound.problem, "seen": to_json(unwound.seen)}
+
+
+def dump(order: DumpOrder, main: Channel, means: Means) -> None:
+    """Carry out a dump order."""
+    work = DumpWork(order, main, means)
+    try:
+        work.perform()
+    finally:
+        work.close()

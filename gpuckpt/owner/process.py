@@ -1,0 +1,112 @@
+"""The owner's main program: `python -m gpuckpt.owner.process FD`, FD being its end of the conversation.
+
+It has a session of its own, is the last the OOM killer takes, ignores the terminal's signals, and lives
+until its order is carried out, whatever becomes of main.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuckpt.accelerators import ACCELERATORS
+from gpuckpt.model.errors import MachineLacks
+from gpuckpt.model.facts import GpuDriver
+from gpuckpt.owner.criurun import OPEN_FILES
+from gpuckpt.owner.dumping import dump
+from gpuckpt.owner.journal import Journal
+from gpuckpt.owner.messages import Channel, DumpOrder, Order, PeerGone, RestoreOrder, order_from_json
+from gpuckpt.owner.repairing import repair
+from gpuckpt.owner.restoring import restore
+from gpuckpt.owner.unwind import Means
+from gpuckpt.system import procfs
+
+if TYPE_CHECKING:
+    from gpuckpt.accelerators.protocol import Suspender
+
+
+def main() -> None:
+    """Carry out one order."""
+    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    _become_owner()
+    try:
+        message = channel.receive()
+    except PeerGone:
+        return
+    assert message is not None  # noqa: S101 - receive without a timeout
+    order = order_from_json(message)
+    journal = Journal(Path(order.run_directory))
+    own = procfs.process_id(os.getpid())
+    journal.write("owner-started", pid=os.getpid(), start_ticks=own.start_ticks if own else 0)
+    journal.write("order", kind=message["kind"], order=message["order"])
+    _carry_out(order, channel, journal)
+    # A driver call that never returned must not keep us: its thread ends with the process.
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _become_owner() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    os.umask(0o077)
+    procfs.set_own_oom_score_adj(-1000)
+    with contextlib.suppress(ValueError, OSError):
+        hard = max(resource.getrlimit(resource.RLIMIT_NOFILE)[1], OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (OPEN_FILES, hard))
+
+
+def _carry_out(order: Order, channel: Channel, journal: Journal) -> None:
+    try:
+        means = Means(_suspender(order), journal, _driver, _deadline(order))
+        if isinstance(order, DumpOrder):
+            dump(order, channel, means)
+        elif isinstance(order, RestoreOrder):
+            restore(order, channel, means)
+        else:
+            repair(order, channel, means)
+    except MachineLacks as error:
+        _tell(channel, "lacks", message=error.message, hint=error.hint)
+    except Exception:  # noqa: BLE001 - the last line: main must hear of it and repair
+        traceback.print_exc()
+        journal.write("crashed", traceback=traceback.format_exc())
+        _tell(channel, "crashed", traceback=traceback.format_exc())
+
+
+def _tell(channel: Channel, say: str, **content: object) -> None:
+    with contextlib.suppress(PeerGone):
+        channel.send(say, **content)
+
+
+def _deadline(order: Order) -> float | None:
+    seconds = order.deadline_seconds
+    return None if seconds is None else time.monotonic() + seconds
+
+
+def _suspender(order: Order) -> Suspender | None:
+    """What suspends and resumes this tree's GPU side; None where it has none. Raises MachineLacks."""
+    if not order.tree.cuda:
+        return None
+    present = [accelerator for accelerator in ACCELERATORS if accelerator.present()]
+    if not present:
+        raise MachineLacks("the tree uses a GPU, but this machine has no GPU driver", "install the NVIDIA driver")
+    return present[0].suspender(force_program=order.force_program)
+
+
+def _driver() -> GpuDriver:
+    """The GPUs as they are now."""
+    for accelerator in ACCELERATORS:
+        if accelerator.present():
+            return accelerator.driver()
+    return GpuDriver()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""The owner's part of a restore.
+
+steps, and what a crash of the owner at each leaves:
+
+1. criu restore, up to the gate    CRIU finds nobody at the gate and ends what it built
+2. commit at the gate              without CUDA the tree is whole and runs from here on: it is left alone
+3. hold (EXITKILL), CUDA restore   the kernel ends the held tree with us; what was not held yet is in the
+                                   run's journal, and main (or the next run) ends it
+4. journal `let-go`, let go        the tree is whole: it is left alone
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuckpt.model.jsonform import to_json
+from gpuckpt.owner import gpumemory
+from gpuckpt.owner.criurun import Aborted, CriuFailure, CriuRun, Expired
+from gpuckpt.owner.dumping import Clock
+from gpuckpt.owner.gate import Gate
+from gpuckpt.owner.messages import INHERITED_FD, Channel, CudaMember, PeerGone, TreeOrder
+from gpuckpt.owner.suspension import ResumeFailed, resume_all
+from gpuckpt.owner.unwind import MEMORY_WAIT_SECONDS, Means, remove_network_lock
+from gpuckpt.system import cgroups, criu, criu_log, procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gpuckpt.model.facts import ProcessId
+    from gpuckpt.owner.messages import Inherited, RestoreOrder
+
+END_SECONDS = 60.0
+KILL_SECONDS = 10.0
+WAIT_STEP_SECONDS = 0.1
+
+
+class RestoreWork:
+    """One restore order at work."""
+
+    def __init__(self, order: RestoreOrder, main: Channel, means: Means) -> None:
+        self._order = order
+        self._main = main
+        self._means = means
+        self._clock = Clock()
+        directory = Path(order.run_directory)
+        self._gate = Gate(directory)
+        plugins = directory / "plugins"
+        plugins.mkdir()
+        self._paths = criu.WorkPaths(Path(order.images), directory, plugins, self._gate.script)
+        self._run: CriuRun | None = None
+        self._cgroup: cgroups.OwnCgroup | None = None
+        self._opened: list[int] = []
+
+    def close(self) -> None:
+        """Close and remove what lies outside the run directory."""
+        self._gate.close()
+        self._gate.script.unlink(missing_ok=True)
+        for descriptor in self._opened:
+            os.close(descriptor)
+        if self._run is not None:
+            self._run.close()
+
+    def perform(self) -> None:
+        """Do it all and tell main how it ended; after a failure nothing of the tree is left."""
+        try:
+            self._bring_up()
+            tree = self._identify()
+            self._give_gpu_back(tree)
+        except CriuFailure as failure:
+            self._fail(failure.cause, failure.remedy, failure.line)
+        except (ResumeFailed, OSError) as error:
+            self._fail(str(error))
+        except Expired:
+            self._fail("the deadline (--timeout) passed, or CRIU made no progress any more")
+        except (Aborted, PeerGone):
+            self._fail("the restore was broken off")
+        else:
+            self._report(tree)
+
+    def _bring_up(self) -> None:
+        """CRIU builds the tree; at the gate main is still there, so it may come alive (or come up stopped)."""
+        self._clock.begin()
+        self._main.send("phase", phase="criu")
+        self._run = self._start_criu()
+        self._run.await_gate(self._main, self._means.deadline, stalled_pids=[i.pid for i in self._order.tree.ids])
+        self._means.journal.write("let-go" if not self._order.tree.cuda else "at-gate")
+        if not self._gate.commit():
+            raise self._run.failure()
+        status = self._run.await_end(END_SECONDS)
+        if status is None:
+            self._run.kill()
+        if status != 0:
+            raise self._run.failure()
+        self._clock.end("criu")
+
+    def _start_criu(self) -> CriuRun:
+        order = self._order
+        inherited = [(self._open(entry), entry.key) for entry in order.inherited]
+        stdin = self._take_terminal(order.terminal)
+        argv = criu.restore_argv(
+            order.criu, self._paths, order.options, inherited=inherited, pidfile=self._paths.work / "restored.pid"
+        )
+        prefix, join = self._own_cgroup()
+        return CriuRun(
+            [*prefix, *argv],
+            self._paths,
+            self._gate,
+            self._means.journal,
+            stdin=stdin,
+            pass_fds=[number for number, _ in inherited],
+            before_exec=join,
+        )
+
+    def _open(self, entry: Inherited) -> int:
+        if entry.path.startswith(INHERITED_FD):
+            return int(entry.path.removeprefix(INHERITED_FD))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND if entry.writable else os.O_RDONLY
+        descriptor = os.open(entry.path, flags | os.O_NOCTTY, 0o600)
+        self._opened.append(descriptor)
+        return descriptor
+
+    def _take_terminal(self, slave: str | None) -> int | None:
+        """Make the pty the terminal of our session, which the restored job joins: it must not end before the job."""
+        if slave is None:
+            return None
+        descriptor = os.open(slave, os.O_RDWR)  # the first terminal a session leader opens becomes its own
+        self._opened.append(descriptor)
+        return descriptor
+
+    def _own_cgroup(self) -> tuple[list[str], Callable[[], None] | None]:
+        name = self._order.cgroup_name
+        if name is None:
+            return [], None
+        kind = procfs.cgroup_kind()
+        if kind == "systemd":
+            return cgroups.scope_prefix(name), None
+        mount = procfs.cgroup2_mount()
+        if mount is None or kind != "v2":
+            return [], None
+        try:
+            self._cgroup = cgroups.OwnCgroup(Path(mount), name)
+        except OSError:
+            return [], None
+        return [], self._cgroup.join
+
+    def _identify(self) -> TreeOrder:
+        """The restored tree's identities: the pids of the dump with the start times of now."""
+        fresh = {identity.pid: found for identity in self._order.tree.ids if (found := procfs.process_id(identity.pid))}
+        tree = self._order.tree
+        missing = [identity.pid for identity in tree.ids if identity.pid not in fresh]
+        if tree.root.pid in missing:
+            raise ResumeFailed(f"process {tree.root.pid} ended at once")
+        return TreeOrder(
+            root=fresh[tree.root.pid],
+            ids=tuple(fresh.values()),
+            stopped=tuple(fresh[i.pid] for i in tree.stopped if i.pid in fresh),
+            cuda=tuple(CudaMember(fresh[m.id.pid], m.restore_tid, m.memory_bytes) for m in tree.cuda),
+        )
+
+    def _give_gpu_back(self, tree: TreeOrder) -> None:
+        """Hold the stopped tree, let the driver put the GPU memory back, let it run."""
+        if not tree.cuda or self._means.suspender is None:
+            return
+        self._clock.begin()
+        self._main.send("phase", phase="host_to_gpu")
+        deadline = self._means.deadline or time.monotonic() + MEMORY_WAIT_SECONDS
+        missing = gpumemory.await_room(tree.cuda, self._means.driver, deadline, self._order.gpu_map)
+        if missing:
+            raise ResumeFailed(missing)
+        resume_all(tree, self._means.suspender, self._means.journal, gpu_map=self._order.gpu_map, exitkill=True)
+        self._clock.end("host_to_gpu")
+
+    def _report(self, tree: TreeOrder) -> None:
+        self._tell("restored", tree=to_json(tree), seconds=self._clock.seconds, cgroup=procfs.cgroup_of(tree.root.pid))
+        if self._order.wait:
+            self._stay_parent(tree.root)
+
+    def _stay_parent(self, root: ProcessId) -> None:
+        """Be the restored root's parent until it ends, or until main has gone; pass signals on."""
+        while True:
+            ended, status = os.waitpid(root.pid, os.WNOHANG)
+            if ended:
+                self._tell("exited", status=os.waitstatus_to_exitcode(status))
+                return
+            try:
+                message = self._main.receive(WAIT_STEP_SECONDS)
+            except PeerGone:
+                return  # the job outlives a killed main; init becomes its parent
+            if message is not None and message["say"] == "signal":
+                procfs.send(root, message["number"])
+
+    def _fail(self, message: str, hint: str = "", line: str = "") -> None:
+        """End what was built, then say what happened."""
+        if self._run is not None:
+            status = self._run.turn_away(END_SECONDS)
+            if status is None or status < 0:
+                remove_network_lock(criu_log.run_id(self._run.log_text()))
+        left = end_half_built(self._order.tree.ids, born_after=_own_start_ticks())
+        if self._cgroup is not None:
+            self._cgroup.kill()
+            self._cgroup.remove()
+        self._means.journal.write("ended-half-built", left=left)
+        self._tell("failed", message=message, hint=hint, line=line, log=str(self._paths.log), left=left)
+
+    def _tell(self, say: str, **content: object) -> None:
+        try:
+            self._main.send(say, **content)
+        except PeerGone:
+            return
+
+
+def _own_start_ticks() -> int:
+    identity = procfs.process_id(os.getpid())
+    assert identity is not None  # noqa: S101 - we live
+    return identity.start_ticks
+
+
+def end_half_built(ids: Sequence[ProcessId], *, born_after: int) -> list[int]:
+    """SIGKILL every process that has one of these pids and was born by the restore; returns what is left.
+
+    `born_after` (clock ticks since boot) keeps strangers safe that had the pid all along.
+    """
+    found = [now for one in ids if (now := procfs.process_id(one.pid)) and now.start_ticks >= born_after]
+    for identity in found:
+        procfs.send(identity, signal.SIGKILL)
+    deadline = time.monotonic() + KILL_SECONDS
+    left = found
+    while left and time.monotonic() < deadline:
+        _reap()
+        left = [identity for identity in left if procfs.state(identity) not in (None, "Z")]
+        time.sleep(0.01 if left else 0)
+    _reap()
+    return [identity.pid for identity in left]
+
+
+def _reap() -> None:
+    """Collect ended children: a zombie keeps its pid, and a retry would find it taken."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return
+
+
+def restore(order: RestoreOrder, main: Channel, means: Means) -> None:
+    """Carry out a restore order."""
+    work = RestoreWork(order, main, means)
+    try:
+        work.perform()
+    finally:
+        work.close()

@@ -1,0 +1,203 @@
+"""Runs: who works on which tree right now, and what an interrupted run has left.
+
+Every run that may touch a tree has a directory below /run/gpuckpt/runs with a lock that main and owner
+both hold. Overlapping trees are busy, refused and not queued. An unlocked directory belongs to a run
+whose processes have all ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuckpt.model.errors import Busy, MachineLacks
+from gpuckpt.model.facts import ProcessId
+from gpuckpt.owner import journal as journals
+from gpuckpt.system import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+RUNTIME = Path("/run/gpuckpt")
+KEPT_FAILURES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run of our own: its directory and the locked descriptor that says it lives."""
+
+    directory: Path
+    lock_fd: int
+
+    @property
+    def id(self) -> str:
+        """Its short name."""
+        return self.directory.name
+
+    def finish(self, *, keep: bool) -> None:
+        """The run is over: its directory goes, unless a later repair will need it."""
+        if not keep:
+            shutil.rmtree(self.directory, ignore_errors=True)
+        os.close(self.lock_fd)
+
+    def keep_log(self, log: Path) -> Path | None:
+        """Keep CRIU's log of a failed run where the person can read it; older ones go."""
+        if not log.exists():
+            return None
+        directory = RUNTIME / "failed"
+        directory.mkdir(mode=0o700, exist_ok=True)
+        kept = directory / f"{self.id}-criu.log"
+        shutil.copyfile(log, kept)
+        for old in sorted(directory.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT_FAILURES]:
+            old.unlink(missing_ok=True)
+        return kept
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A run that was killed while it held a tree of which something still lives."""
+
+    directory: Path
+    operation: str
+    since: float
+    ids: tuple[ProcessId, ...]
+
+
+def begin(operation: str, ids: Sequence[ProcessId], *, repairs: Leftover | None = None) -> Run:
+    """Start a run on these processes.
+
+    Raises Busy when another run works on one of them, or left one of them held (unless this run
+    repairs it), MachineLacks when /run cannot be written.
+    """
+    with _mutex():
+        for other in _others():
+            if not {one.pid for one in other.ids} & {one.pid for one in ids}:
+                continue
+            if other.locked:
+                raise _busy(other)
+            if repairs is None or other.directory != repairs.directory:
+                raise _left_held(other)
+        return _create(operation, ids)
+
+
+def leftover_of(root: ProcessId) -> Leftover | None:
+    """What an interrupted run left of this tree, if anything."""
+    for other in _others():
+        if not other.locked and root in other.ids:
+            return Leftover(other.directory, other.operation, other.since, other.ids)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Other:
+    directory: Path
+    operation: str
+    pid: int
+    since: float
+    ids: tuple[ProcessId, ...]
+    locked: bool
+
+
+def _others() -> Iterator[_Other]:
+    """All other runs that matter; those whose trees have ended are removed on the way."""
+    for directory in sorted((RUNTIME / "runs").glob("*")):
+        said = _read_card(directory)
+        locked = _is_locked(directory / "lock")
+        ids = tuple(ProcessId(pid, ticks) for pid, ticks in said.get("ids", ()))
+        if not locked and not _matters(directory, said.get("operation", ""), ids):
+            shutil.rmtree(directory, ignore_errors=True)
+            continue
+        yield _Other(directory, said.get("operation", "?"), said.get("pid", 0), said.get("since", 0.0), ids, locked)
+
+
+def _matters(directory: Path, operation: str, ids: tuple[ProcessId, ...]) -> bool:
+    """Whether an ended run may have left something held.
+
+    A run without a journal never had an owner. A restore's processes are born by it: their start times
+    are not those of the dump.
+    """
+    past = journals.read(directory)
+    if not past.has("order"):
+        return False
+    if operation == "restore":
+        began = past.last("owner-started")
+        born_after = int(began["start_ticks"]) if began else 0
+        alive = any((now := procfs.process_id(one.pid)) and now.start_ticks >= born_after for one in ids)
+        return alive and not past.has("let-go")
+    return any(procfs.is_same(one) for one in ids) and past.has("order")
+
+
+def _read_card(directory: Path) -> dict[str, Any]:
+    try:
+        said = json.loads((directory / "run.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _busy(other: _Other) -> Busy:
+    since = time.strftime("%H:%M:%S", time.localtime(other.since))
+    return Busy(
+        f"gpuckpt {other.operation} (pid {other.pid}) has been working on this tree since {since}",
+        "wait for it to end, then try again",
+    )
+
+
+def _left_held(other: _Other) -> Busy:
+    root = other.ids[0].pid if other.ids else 0
+    return Busy(
+        f"an interrupted gpuckpt {other.operation} may have left this tree held",
+        f"run `gpuckpt restore --tree {root}` to repair it",
+    )
+
+
+def _create(operation: str, ids: Sequence[ProcessId]) -> Run:
+    directory = RUNTIME / "runs" / secrets.token_hex(4)
+    directory.mkdir(mode=0o700)
+    descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    card = {
+        "operation": operation,
+        "pid": os.getpid(),
+        "since": time.time(),
+        "ids": [[one.pid, one.start_ticks] for one in ids],
+    }
+    (directory / "run.json").write_text(json.dumps(card))
+    return Run(directory, descriptor)
+
+
+@contextlib.contextmanager
+def _mutex() -> Iterator[None]:
+    """One run at a time looks and enters."""
+    try:
+        (RUNTIME / "runs").mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(RUNTIME / "mutex", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise MachineLacks(f"{RUNTIME} cannot be written: {error.strerror}", "run as root") from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,193 @@
+"""Suspending a tree's CUDA processes at one instant, and resuming them.
+
+suspend   lock all while they run (an application thread frozen inside a CUDA call would keep the lock
+          from being taken) -> hold every thread but the restore threads -> checkpoint all -> queue SIGSTOP
+          -> let go: CRIU then dumps tasks in state T, and no instruction ran in between.
+resume    hold every thread but the restore threads -> SIGCONT (only the restore threads run) ->
+          restore all -> unlock all -> let go.
+
+A crash while locking leaves processes locked; after the checkpoint it leaves them checkpointed and
+stopped. `unwind` brings either back, by looking.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from gpuckpt.accelerators.protocol import DriverError
+from gpuckpt.system import procfs
+from gpuckpt.system.hold import Hold, HoldError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from gpuckpt.accelerators.protocol import Suspender
+    from gpuckpt.model.facts import ProcessId
+    from gpuckpt.owner.journal import Journal
+    from gpuckpt.owner.messages import CudaMember, TreeOrder
+
+HOLD_SECONDS = 10.0
+STOP_SECONDS = 10.0
+
+
+class SuspendFailed(Exception):
+    """The tree could not be suspended; the message is for the user, the unwind is the caller's."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ResumeFailed(Exception):
+    """A process could not be resumed; the message is for the user."""
+
+
+def in_parallel(members: Sequence[CudaMember], act: Callable[[CudaMember], None]) -> list[Exception]:
+    """Do one driver call for all members at once and return what failed.
+
+    At once, because a locked rank blocks calls on its peer (https://github.com/NVIDIA/cuda-checkpoint/issues/30).
+    """
+    if not members:
+        return []
+    with ThreadPoolExecutor(max_workers=len(members)) as pool:
+        futures = [pool.submit(act, member) for member in members]
+        return [error for future in futures if isinstance(error := future.exception(), Exception)]
+
+
+def lock_all(tree: TreeOrder, suspender: Suspender, timeout_ms: int, journal: Journal) -> None:
+    """Lock every CUDA process; raises SuspendFailed after the first round of answers."""
+    journal.write("lock", pids=[member.id.pid for member in tree.cuda])
+    errors = in_parallel(tree.cuda, lambda member: suspender.lock(member.id.pid, timeout_ms))
+    if errors:
+        raise SuspendFailed(str(errors[0]), "raise --lock-timeout if the job's GPU work takes longer")
+
+
+def checkpoint_all(tree: TreeOrder, suspender: Suspender, journal: Journal) -> None:
+    """Copy every process's GPU memory to the host, all at one instant of the CPU side."""
+    journal.write("hold")
+    hold = Hold(exitkill=False)
+    try:
+        hold_all_but_restore_threads(hold, tree)
+        _refuse_newcomers(tree, suspender)
+        journal.write("checkpoint")
+        errors = in_parallel(tree.cuda, lambda member: suspender.checkpoint(member.id.pid))
+        if errors:
+            raise SuspendFailed(str(errors[0]))
+        _refuse_leftovers(tree)
+        journal.write("stop")
+        for identity in tree.ids:
+            procfs.send(identity, signal.SIGSTOP)
+    except HoldError as error:
+        raise SuspendFailed(f"the tree could not be held still: {error}") from None
+    finally:
+        hold.let_go()
+    await_stopped(tree.ids, time.monotonic() + STOP_SECONDS)
+
+
+def hold_all_but_restore_threads(hold: Hold, tree: TreeOrder) -> None:
+    """Hold every thread of the tree but the driver's own ones, in CUDA processes."""
+    spared = {member.restore_tid for member in tree.cuda}
+
+    def application_threads() -> list[int]:
+        pids = [identity.pid for identity in procfs.tree_ids(tree.root)]
+        return [tid for pid in pids for tid in procfs.threads(pid) if tid not in spared]
+
+    hold.take_all(application_threads, time.monotonic() + HOLD_SECONDS)
+
+
+def _refuse_newcomers(tree: TreeOrder, suspender: Suspender) -> None:
+    """A process that came, or started CUDA, after the facts were gathered would be dumped half suspended."""
+    known = set(tree.ids)
+    suspended = {member.id for member in tree.cuda}
+    for identity in procfs.tree_ids(tree.root):
+        if identity not in known:
+            raise SuspendFailed(f"the tree changed: process {identity.pid} is new", "try again")
+        if identity not in suspended and suspender.restore_tid(identity.pid) is not None:
+            raise SuspendFailed(f"process {identity.pid} started to use CUDA just now", "try again")
+
+
+def _refuse_leftovers(tree: TreeOrder) -> None:
+    """After the suspension no process may have a GPU file left: CRIU cannot dump it, or worse, dumps it."""
+    for identity in tree.ids:
+        left = procfs.gpu_files(identity.pid)
+        if left:
+            first = left[0]
+            raise SuspendFailed(
+                f"process {identity.pid} still holds {first.path} ({first.where}) after the suspension",
+                "it inherited the GPU files by fork without using CUDA: start workers with the spawn method",
+            )
+
+
+def await_stopped(ids: Sequence[ProcessId], deadline: float) -> None:
+    """Wait until the queued SIGSTOP shows; raises SuspendFailed."""
+    for identity in ids:
+        while (letter := procfs.state(identity)) not in ("T", "Z", None):
+            if time.monotonic() > deadline:
+                raise SuspendFailed(f"process {identity.pid} did not stop (state {letter})")
+            time.sleep(0.001)
+
+
+def resume_all(
+    tree: TreeOrder,
+    suspender: Suspender,
+    journal: Journal,
+    *,
+    gpu_map: Mapping[str, str],
+    exitkill: bool,
+) -> None:
+    """Give checkpointed processes their GPU memory back and let the tree run.
+
+    The caller has looked at the free GPU memory. With `exitkill` (restore) the half-built tree ends
+    with us. Raises ResumeFailed; the tree is then as the driver left it, and stopped.
+    """
+    hold = Hold(exitkill=exitkill)
+    done = False
+    try:
+        hold_all_but_restore_threads(hold, tree)
+        for member in tree.cuda:
+            procfs.send(member.id, signal.SIGCONT)
+        suspender.prepare()
+        journal.write("cuda-restore")
+        _act(tree.cuda, lambda member: suspender.restore(member.id.pid, gpu_map))
+        journal.write("cuda-unlock")
+        _act(tree.cuda, lambda member: suspender.unlock(member.id.pid))
+        done = True
+    except HoldError as error:
+        raise ResumeFailed(str(error)) from None
+    finally:
+        _let_run(tree, hold, journal, done=done, exitkill=exitkill)
+
+
+def _act(members: Sequence[CudaMember], act: Callable[[CudaMember], None]) -> None:
+    errors = in_parallel(members, act)
+    if errors:
+        raise ResumeFailed(str(errors[0])) from errors[0]
+
+
+def _let_run(tree: TreeOrder, hold: Hold, journal: Journal, *, done: bool, exitkill: bool) -> None:
+    """Let the held tree go: running when it is whole, stopped where it was stopped before or is not whole."""
+    if not done:
+        for identity in tree.ids:
+            procfs.send(identity, signal.SIGSTOP)
+        hold.let_go()
+        return
+    for identity in tree.ids:
+        procfs.send(identity, signal.SIGSTOP if identity in tree.stopped else signal.SIGCONT)
+    if exitkill:
+        hold.clear_exitkill()
+    journal.write("let-go")
+    hold.let_go()
+
+
+def unlock_all(tree: TreeOrder, suspender: Suspender) -> list[Exception]:
+    """Unlock processes that are only locked; returns what failed."""
+    return in_parallel(tree.cuda, lambda member: suspender.unlock(member.id.pid))
+
+
+def final_errors(errors: Sequence[Exception]) -> bool:
+    """Whether the driver's answer says that no later try can help."""
+    return any(isinstance(error, DriverError) and error.final for error in errors)

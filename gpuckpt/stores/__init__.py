@@ -1,0 +1,1 @@
+"""Where images live. Today: a directory of this host."""

@@ -1,0 +1,151 @@
+"""CRIU: where it is, what it can do, and its command lines. Nobody else builds a CRIU argv.
+
+Rules behind the options (CRIU 4.2 to 4.3): only absolute paths, for CRIU resolves others below the
+image directory; no configuration files and an empty plugin directory, so that the result does not
+depend on what lies on the host; the work directory lies outside the image, for a full disk must not
+swallow the log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from gpuckpt.model.facts import CriuProgram
+from gpuckpt.system import commands
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuckpt.model.manifest import CriuOptions
+
+CHECK_TIMEOUT = 30.0
+TIMEOUT_SECONDS = 60
+"""CRIU's own limit for collecting (seizing) the tasks."""
+
+GHOST_LIMIT_BYTES = 1 << 30
+"""Deleted files are saved up to this size; CRIU's own limit is 1 MiB."""
+
+CPU_CAP = "ins,fpu"
+
+_VERSION = re.compile(r"Version: (\d+(?:\.\d+)*)")
+
+
+def find() -> Path | None:
+    """The CRIU to use: $GPUCKPT_CRIU, else the first in PATH and the system directories."""
+    return commands.find_program("criu", os.environ.get("GPUCKPT_CRIU"))
+
+
+def examine() -> CriuProgram:
+    """What the host's CRIU is and can do. Never raises: a problem is a fact in words."""
+    path = find()
+    if path is None:
+        return CriuProgram(problem=_not_found())
+    try:
+        answer = commands.run([str(path), "--version"], timeout=CHECK_TIMEOUT)
+    except OSError as error:
+        return CriuProgram(path=str(path), problem=f"cannot be started: {error.strerror}")
+    version = _VERSION.search(answer.stdout)
+    if version is None:
+        said = (answer.stderr or answer.stdout).strip().splitlines()
+        return CriuProgram(path=str(path), problem=f"does not tell its version: {said[0] if said else 'no output'}")
+    return _examine_working(path, version.group(1))
+
+
+def _not_found() -> str:
+    override = os.environ.get("GPUCKPT_CRIU")
+    return f"GPUCKPT_CRIU={override} is not a program" if override else "not found"
+
+
+def _examine_working(path: Path, version: str) -> CriuProgram:
+    checked = commands.run([str(path), "check", "--no-default-config"], timeout=CHECK_TIMEOUT)
+    output = (checked.stdout + checked.stderr).strip()
+    return CriuProgram(
+        path=str(path),
+        version=version,
+        check_ok=checked.ok,
+        check_output=output[-2000:],
+        network_lock="nftables" if _has(path, "network_lock_nftables") else _iptables_or_skip(),
+        problem="" if checked.ok else f"`criu check` {checked.describe()}",
+    )
+
+
+def _has(path: Path, feature: str) -> bool:
+    argv = [str(path), "check", "--no-default-config", "--feature", feature]
+    return commands.run(argv, timeout=CHECK_TIMEOUT).ok
+
+
+def _iptables_or_skip() -> Literal["iptables", "skip"]:
+    return "iptables" if commands.find_program("iptables-restore") else "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkPaths:
+    """Where CRIU works: all absolute."""
+
+    images: Path
+    work: Path
+    plugins: Path
+    """An empty directory: no plugin may act on the tree behind the owner's back."""
+    gate: Path
+    """The action script."""
+
+    @property
+    def log(self) -> Path:
+        """CRIU's log (it also names the run, for its network lock)."""
+        return self.work / "criu.log"
+
+
+def _common(program: str, verb: str, paths: WorkPaths, options: CriuOptions) -> list[str]:
+    argv = [
+        program,
+        verb,
+        "--no-default-config",
+        "--images-dir",
+        str(paths.images),
+        "--work-dir",
+        str(paths.work),
+        "--log-file",
+        str(paths.log),
+        "-v4",
+        "--libdir",
+        str(paths.plugins),
+        "--action-script",
+        str(paths.gate),
+        "--manage-cgroups=ignore",
+        f"--cpu-cap={options.cpu_cap}",
+        "--link-remap",
+    ]
+    argv += ["--shell-job"] if options.shell_job else []
+    argv += ["--file-locks"] if options.file_locks else []
+    argv += ["--tcp-established"] if options.tcp_established else []
+    argv += ["--ext-unix-sk"] if options.ext_unix_sockets else []
+    return argv
+
+
+def dump_argv(program: str, pid: int, paths: WorkPaths, options: CriuOptions, *, leave_running: bool) -> list[str]:
+    """`criu dump`: ends the tree when the gate commits, unless it shall be left running."""
+    argv = _common(program, "dump", paths, options)
+    argv += ["--tree", str(pid), "--timeout", str(TIMEOUT_SECONDS)]
+    argv += ["--ghost-limit", str(options.ghost_limit_bytes), "--network-lock", options.network_lock]
+    argv += ["--leave-running"] if leave_running else []
+    for external in options.external:
+        argv += ["--external", external]
+    return argv
+
+
+def restore_argv(
+    program: str, paths: WorkPaths, options: CriuOptions, *, inherited: Sequence[tuple[int, str]], pidfile: Path
+) -> list[str]:
+    """`criu restore`, detached, as a child of the caller so that the caller can wait for it.
+
+    `inherited` pairs a descriptor number of the CRIU process with the key of the end it stands for.
+    """
+    argv = _common(program, "restore", paths, options)
+    argv += ["--restore-detached", "--restore-sibling", "--pidfile", str(pidfile)]
+    for number, key in inherited:
+        argv += ["--inherit-fd", f"fd[{number}]:{key}"]
+    return argv

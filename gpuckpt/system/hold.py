@@ -1,0 +1,148 @@
+"""Holding threads in a ptrace stop: the one home of ptrace.
+
+Why ptrace: between the CUDA checkpoint and the dump, and between the restore and the CUDA restore, no
+thread of the application may run an instruction, while the driver's restore thread must run. A
+SIGSTOP would stop both. So every other thread is seized and interrupted; before letting go a SIGSTOP
+is queued, which the kernel delivers before any user instruction, so CRIU takes over a tree that has
+not moved.
+
+All calls must come from one OS thread: a tracee belongs to the thread that seized it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+PTRACE_DETACH = 17
+PTRACE_SETOPTIONS = 0x4200
+PTRACE_SEIZE = 0x4206
+PTRACE_INTERRUPT = 0x4207
+PTRACE_O_EXITKILL = 1 << 20
+PTRACE_EVENT_STOP = 128
+WALL = 0x40000000
+
+POLL_SECONDS = 0.0005
+
+
+class HoldError(Exception):
+    """A thread could not be held: it did not stop in time, or another tracer has it."""
+
+
+class Hold:
+    """Threads held by this thread of this process.
+
+    With `exitkill` the kernel ends every held thread's process when the holder dies: right for a
+    half-built tree on restore, never for the user's job on dump.
+    """
+
+    def __init__(self, *, exitkill: bool) -> None:
+        self._options = PTRACE_O_EXITKILL if exitkill else 0
+        self._held: dict[int, int] = {}
+        """tid -> signal to pass on when it is let go (0: none)."""
+        self._seized: set[int] = set()
+        """Seized and interrupted, not seen stopped yet."""
+
+    @property
+    def tids(self) -> frozenset[int]:
+        """The threads seen stopped."""
+        return frozenset(self._held)
+
+    def take_all(self, list_threads: Callable[[], Iterable[int]], deadline: float) -> None:
+        """Hold every listed thread, listing again until no new one appears.
+
+        A thread not yet held can start others, so the list is only final when a whole round adds
+        nothing. Raises HoldError after `deadline` (time.monotonic) or when a thread has another tracer.
+        """
+        while True:
+            fresh = [tid for tid in list_threads() if tid not in self._held]
+            if not fresh:
+                return
+            for tid in fresh:
+                self._seize(tid)
+            for tid in fresh:
+                self._await_stop(tid, deadline)
+
+    def _seize(self, tid: int) -> None:
+        try:
+            _ptrace(PTRACE_SEIZE, tid, self._options)
+            self._seized.add(tid)
+            _ptrace(PTRACE_INTERRUPT, tid)
+        except ProcessLookupError:
+            self._seized.discard(tid)
+        except PermissionError:
+            raise HoldError(f"thread {tid} is traced by another program or has ended") from None
+
+    def _await_stop(self, tid: int, deadline: float) -> None:
+        """Wait until the kernel reports the stop. A task in uninterruptible sleep must not hang us: bounded."""
+        while tid in self._seized:
+            try:
+                seen, status = os.waitpid(tid, WALL | os.WNOHANG)
+            except ChildProcessError:
+                self._seized.discard(tid)
+                return
+            if seen == tid:
+                self._seized.discard(tid)
+                self._note_stop(tid, status)
+            elif time.monotonic() > deadline:
+                raise HoldError(f"thread {tid} did not stop in time (uninterruptible sleep?)")
+            else:
+                time.sleep(POLL_SECONDS)
+
+    def _note_stop(self, tid: int, status: int) -> None:
+        if not os.WIFSTOPPED(status):
+            return  # it ended meanwhile
+        # A signal that was on its way arrives as a signal stop instead of the interrupt's own event;
+        # it is kept and handed on when the thread is let go.
+        event = status >> 16
+        self._held[tid] = 0 if event == PTRACE_EVENT_STOP else os.WSTOPSIG(status)
+
+    def clear_exitkill(self) -> None:
+        """From here on the tree survives the holder."""
+        for tid in list(self._held):
+            try:
+                _ptrace(PTRACE_SETOPTIONS, tid, 0)
+            except ProcessLookupError:
+                del self._held[tid]
+        self._options = 0
+
+    def let_go(self) -> None:
+        """Detach from every thread; signals that were on their way are passed on. Never raises for ended threads."""
+        for tid, pending in list(self._held.items()):
+            with contextlib.suppress(ProcessLookupError):
+                _ptrace(PTRACE_DETACH, tid, pending)
+            del self._held[tid]
+        for tid in list(self._seized):
+            self._let_go_late(tid)
+
+    def _let_go_late(self, tid: int) -> None:
+        """A thread that never stopped: detach if it has stopped by now, else the holder's end does it."""
+        try:
+            seen, status = os.waitpid(tid, WALL | os.WNOHANG)
+            if seen == tid and os.WIFSTOPPED(status):
+                event = status >> 16
+                _ptrace(PTRACE_DETACH, tid, 0 if event == PTRACE_EVENT_STOP else os.WSTOPSIG(status))
+        except (ProcessLookupError, ChildProcessError):
+            pass
+        self._seized.discard(tid)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.ptrace.restype = ctypes.c_long
+_libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+
+
+def _ptrace(request: int, tid: int, data: int = 0) -> None:
+    """One ptrace call; raises ProcessLookupError (ended, or not stopped) or PermissionError."""
+    if _libc.ptrace(request, tid, None, ctypes.c_void_p(data)) < 0:
+        code = ctypes.get_errno()
+        if code == errno.EIO:  # the kernel's answer for a task that is already exiting
+            code = errno.ESRCH
+        raise OSError(code, os.strerror(code))
