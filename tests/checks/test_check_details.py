@@ -1,0 +1,442 @@
+"""Judgements that are easy to get wrong, each from something seen."""
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cases_dump import CUDA_1000, CUDA_1010, NCCL_FILE, RANKS, SAFE, around, opened, root, two_ranks, unix
+from cases_restore import DATA, OTHER_GPUS, SWAPPED
+from checkfacts import (
+    GIB,
+    GPU0,
+    LISTENING,
+    NAMESPACES,
+    OUTSIDE_TCP,
+    STDOUT_PIPE,
+    STDOUT_TTY,
+    criu,
+    driver,
+    dump,
+    file,
+    gpu_dump,
+    gpu_restore,
+    gpu_tree,
+    host,
+    manifest,
+    process,
+    restore,
+    tree,
+    with_socket,
+)
+
+from gpuckpt.checks import (
+    DUMP_CHECKS,
+    RESTORE_CHECKS,
+    DumpFacts,
+    MemoryLimit,
+    needed_addresses,
+    needed_ids,
+    needed_paths,
+    needed_ports,
+    resolve_map,
+)
+from gpuckpt.checks.check import size, version
+from gpuckpt.model.facts import Descriptor, GpuMapping, GpuUse, Socket, Stdio, Surroundings
+
+UNREADABLE = driver(gpus=(replace(GPU0, memory_free_bytes=None),))
+
+
+def judged(name, facts):
+    checks = DUMP_CHECKS if isinstance(facts, DumpFacts) else RESTORE_CHECKS
+    return next(check for check in checks if check.id == name).finding(facts, frozenset())
+
+
+def verdict(name, facts):
+    found = judged(name, facts)
+    return found.verdict if found else None
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [("6.18.5-generic", (6, 18, 5)), ("4.2", (4, 2)), ("6.1+", (6, 1)), (None, ()), ("", ()), ("v4.1", ())],
+)
+def test_versions(text, numbers):
+    assert version(text) == numbers
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (17 * GIB, "17.0 GiB"), (1 << 42, "4.0 TiB")]
+)
+def test_sizes(count, text):
+    assert size(count) == text
+
+
+@pytest.mark.parametrize(
+    ("kernel", "installed", "expected"),
+    [
+        ("6.12.9", "3.17.1", "pass"),
+        ("6.13.0", "4.0", "fail"),
+        ("6.13.0", "4.1", "pass"),
+        ("5.10.0", "3.16", "fail"),
+        ("7.0.0-rc1", "4.0", "fail"),
+        ("strange", "4.2", "unknown"),
+    ],
+)
+def test_criu_for_kernels(kernel, installed, expected):
+    assert verdict("criu-kernel", dump(host=replace(criu(version=installed), kernel=kernel))) == expected
+
+
+@pytest.mark.parametrize(
+    ("kernel", "installed", "expected"),
+    [("6.15.9", "4.1.1", "pass"), ("6.16.0", "4.1.1", "fail"), ("6.16.0", "4.2", "pass"), ("7.1", "4.1.1", "fail")],
+)
+@pytest.mark.parametrize("family", ["inet", "inet6", "packet"])
+def test_criu_for_network_sockets(kernel, installed, expected, family):
+    facts = dump(with_socket(replace(LISTENING, family=family)), host=replace(criu(version=installed), kernel=kernel))
+    assert verdict("criu-inet", facts) == expected
+
+
+def test_a_tree_without_network_sockets_needs_no_newer_criu():
+    assert judged("criu-inet", dump(unix(), host=criu(version="4.1.1"))) is None
+
+
+def test_criu_check_that_was_not_run_is_unknown():
+    assert verdict("criu-works", dump(host=criu(check_ok=None))) == "unknown"
+
+
+def test_lesser_capabilities_do_not_refuse():
+    assert verdict("privilege", dump(host=host(missing_capabilities=("CAP_SYS_RESOURCE",)))) == "pass"
+
+
+@pytest.mark.parametrize("zombie", [process(1010, state="Z"), process(1010, state="Z", namespaces={})])
+def test_zombies_inside_the_tree_are_fine(zombie):
+    assert verdict("alive", dump(tree(zombie))) == "pass"
+    assert verdict("namespaces", dump(tree(zombie))) == "pass"
+
+
+def test_gpuckpt_as_a_grandchild_is_inside():
+    assert verdict("own-ancestor", dump(tree(process(77)))) == "fail"
+
+
+def test_an_unknown_tracer_is_named_by_pid():
+    assert "process 812" in judged("traced", root(tracer_pid=812)).found
+
+
+def test_a_restored_tree_has_its_own_time_namespace_and_can_be_dumped_again():
+    own = {**NAMESPACES, "time": "time:[4026532100]", "time_for_children": "time:[4026532100]"}
+    assert verdict("namespaces", root(namespaces=own)) == "pass"
+    assert verdict("container", root(namespaces=own)) == "pass"
+
+
+def test_gpuckpt_inside_the_same_container():
+    assert verdict("container", around(container_id="4f1e", container_runtime="docker")) == "pass"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "command"), [("podman", "podman container checkpoint"), ("Docker", "docker checkpoint")]
+)
+def test_containers_name_the_runtime_to_use(runtime, command):
+    job = tree(
+        root_process=process(namespaces={**NAMESPACES, "pid": "pid:[1]"}),
+        surroundings=Surroundings(container_id="4f1e", container_runtime=runtime),
+    )
+    assert command in judged("container", dump(job)).hint
+    assert judged("namespaces", dump(job)) is None
+
+
+def test_a_pid_namespace_without_a_known_runtime_is_a_container_too():
+    assert verdict("container", root(namespaces={**NAMESPACES, "pid": "pid:[1]"})) == "fail"
+
+
+def test_a_foreground_job_matters_only_to_the_gpu_hold():
+    job = tree(root_process=process(foreground=True))
+    assert judged("foreground", dump(job)) is None
+    gpu_job = replace(gpu_tree(), processes=(process(foreground=True),))
+    assert judged("foreground", dump(gpu_job)).severity == "warn"
+    assert judged("foreground", dump(gpu_job, ask_leave_running=True)).blocks
+
+
+@pytest.mark.parametrize(
+    ("restart", "expected"), [("no", "pass"), ("on-success", "pass"), ("on-failure", "fail"), (None, "unknown")]
+)
+def test_systemd_restart(restart, expected):
+    facts = around(systemd_unit="job.service", systemd_restart=restart)
+    assert verdict("supervisor", facts) == expected
+    assert judged("supervisor", replace(facts, request=replace(facts.request, leave_running=True))) is None
+
+
+def test_a_slurm_step_is_named():
+    found = judged("supervisor", around(slurm_job_id="123", slurm_step_id="0"))
+    assert "Slurm job 123, step 0" in found.found
+    assert "scontrol update JobId=123" in found.hint
+
+
+@pytest.mark.parametrize("target", ["anon_inode:[timerfd]", "anon_inode:inotify", "pidfd:[42]", "anon_inode:[pidfd]"])
+def test_kernel_objects_that_criu_saves(target):
+    assert verdict("kernel-objects", opened("anon", target)) == "pass"
+
+
+def test_kernel_objects():
+    assert verdict("kernel-objects", opened("anon", "anon_inode:[new-thing]")) == "unknown"
+    assert verdict("kernel-objects", opened("anon", "anon_inode:[io_uring]")) == "pass"
+    assert verdict("kernel-objects", opened("file", "/secretmem (deleted)")) == "fail"
+    assert verdict("kernel-objects", dump(special_mappings=("1000 /secretmem (deleted)",))) == "fail"
+    assert verdict("kernel-objects", dump(unix(family="vsock"))) == "fail"
+    assert verdict("kernel-objects", dump(unix(family="unknown"))) == "unknown"
+
+
+def test_devices_of_the_gpu_are_judged_elsewhere():
+    assert verdict("devices", opened("device", "/dev/nvidia0")) == "pass"
+    assert "NCCL_IB_DISABLE=1" in judged("devices", opened("device", "/dev/infiniband/uverbs0")).hint
+
+
+def test_connections_inside_the_tree_need_no_decision():
+    assert judged("tcp-outside", dump(with_socket(replace(OUTSIDE_TCP, inside=True)))) is None
+    assert judged("tcp-outside", dump(with_socket(LISTENING))) is None
+
+
+def test_stdio_on_an_outside_socket_is_no_outside_connection():
+    journal = Stdio(1, "socket", "socket:[700]", ("1000 fd 1",), True, "812 systemd-journal")
+    facts = dump(replace(unix(), outside_stdio=(journal,)))
+    assert verdict("unix-outside", facts) == "pass"
+    assert verdict("unix-outside", dump(unix(state="listen"))) == "pass"
+
+
+def test_what_the_restore_will_need():
+    hint = judged("stdio", dump(tree(outside_stdio=(STDOUT_PIPE, replace(STDOUT_PIPE, fd=2))))).hint
+    assert "--stdout FILE --stderr FILE" in hint
+    assert "--wait" in judged("stdio", dump(tree(outside_stdio=(STDOUT_TTY,)))).hint
+
+
+def test_watches_that_could_not_be_read():
+    assert judged("inotify", dump()) is None
+    assert verdict("inotify", opened("anon", "anon_inode:inotify")) == "unknown"
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0o1777, "pass"), (0o775, "fail"), (0o707, "fail"), (0o755, "pass")])
+def test_directories_others_can_write_to(mode, expected):
+    assert verdict("image-parent-safe", dump(image_parent_mode=stat.S_IFDIR | mode)) == expected
+
+
+def test_a_directory_of_another_user_warns():
+    assert judged("image-parent-safe", dump(image_parent_owner=1001)).severity == "warn"
+    assert verdict("image-parent-safe", dump(image_parent_owner=1001, own_uid=1001)) == "pass"
+
+
+def test_disk_space_counts_everything():
+    job = gpu_tree(files=(file("/tmp/gone", deleted=True, links=0, blocks_bytes=2 * GIB),))
+    job = replace(job, processes=(process(rss_bytes=GIB, shared_bytes=GIB, swap_bytes=GIB),))
+    need = int((3 + 2 + 16) * GIB * 1.1)
+    assert verdict("disk-space", dump(job, image_space_bytes=need)) == "pass"
+    assert verdict("disk-space", dump(job, image_space_bytes=need - 1)) == "fail"
+    assert verdict("disk-space", dump(job, image_space_bytes=None)) == "unknown"
+    assert verdict("disk-space", dump(replace(job, gpu_uses=()), image_space_bytes=need)) == "unknown"
+
+
+def test_gpu_checks_say_nothing_about_a_cpu_job():
+    without = dump(host=driver(version=None, interface="none", gpus=(), mps=True))
+    assert [check.id for check in DUMP_CHECKS if check.id.startswith(("gpu-", "nccl")) and check.judge(without)] == []
+
+
+def test_gpu_files_in_a_tree_without_cuda():
+    monitor = process(gpu_files=(GpuMapping("fd 9", "/dev/nvidiactl"),))
+    assert verdict("gpu-files", dump(tree(root_process=monitor))) == "fail"
+
+
+def test_a_context_without_memory_counts_as_nothing():
+    agent = gpu_tree(process(1010), cuda=(CUDA_1000, CUDA_1010))
+    assert "16.2 GiB" in judged("gpu-copy-room", dump(agent)).expected
+
+
+def test_unknown_gpu_memory_is_bounded_by_what_is_in_use():
+    hidden = gpu_tree(gpu_uses=())
+    assert verdict("gpu-copy-room", dump(hidden)) == "pass"
+    assert verdict("gpu-copy-room", dump(hidden, memory_limits=(MemoryLimit("cgroup /", GIB),))) == "unknown"
+    assert verdict("gpu-copy-room", dump(hidden, host=UNREADABLE)) == "unknown"
+
+
+def test_a_limit_of_one_process_is_compared_with_its_own_memory():
+    job = gpu_tree(process(1010), gpu_uses=(GpuUse(1000, "GPU-aaaa", 8 * GIB), GpuUse(1010, "GPU-bbbb", 40 * GIB)))
+    roomy, narrow = MemoryLimit("RLIMIT_AS of 1000", 10 * GIB, 1000), MemoryLimit("RLIMIT_AS of 1010", 10 * GIB, 1010)
+    assert verdict("gpu-copy-room", dump(job, memory_limits=(roomy,))) == "pass"
+    assert "1010" in judged("gpu-copy-room", dump(job, memory_limits=(roomy, narrow))).found
+
+
+def test_mig_slices_and_unread_gpus():
+    assert verdict("gpu-mig", dump(gpu_tree(gpu_uses=(GpuUse(1000, "MIG-1", 1),)))) == "fail"
+    assert verdict("gpu-mig", gpu_dump(host=driver(gpus=()))) == "unknown"
+
+
+def test_arm_needs_a_newer_driver():
+    facts = gpu_dump(host=replace(host(), machine="aarch64"))
+    assert "595" in judged("gpu-features", facts).hint
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, "fail"),
+        ({"NCCL_SHM_DISABLE": "1"}, "fail"),
+        ({"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_ENABLE": "0"}, "fail"),
+        ({"NCCL_P2P_DISABLE": "1", "NCCL_CUMEM_ENABLE": "0", "NCCL_CUMEM_HOST_ENABLE": "0"}, "pass"),
+        (SAFE, "pass"),
+        ({"NCCL_P2P_DISABLE": "0", "NCCL_SHM_DISABLE": "1"}, "fail"),
+    ],
+)
+def test_nccl_settings_as_measured(environment, expected):
+    assert verdict("nccl-sharing", two_ranks({1000: environment, 1010: environment})) == expected
+
+
+def test_an_unread_nccl_environment_blocks():
+    assert judged("nccl-sharing", two_ranks({1000: SAFE})).blocks
+    assert judged("nccl-sharing", two_ranks(None)).blocks
+
+
+def test_libnccl_alone_is_no_evidence():
+    """PyTorch maps libnccl into every process; ranks that never met share nothing."""
+    assert verdict("nccl-sharing", two_ranks({}, sockets=())) == "pass"
+    alone = dump(gpu_tree(files=(NCCL_FILE,), sockets=RANKS))
+    assert judged("nccl-sharing", alone) is None
+
+
+def test_other_signs_of_ranks_that_met():
+    own = Socket(3, "unix", "dgram", "unconnected", "@/tmp/nccl-socket-0-5f3a", "", ("1000 fd 40",))
+    assert verdict("nccl-sharing", two_ranks({1000: {}, 1010: {}}, sockets=(own,))) == "fail"
+    shared = file("/dev/shm/nccl-Xy12", uses=("1000 map", "1010 map"))
+    job = gpu_tree(process(1010), cuda=(CUDA_1000, CUDA_1010), files=(NCCL_FILE, shared))
+    assert verdict("nccl-sharing", dump(job, nccl_environment={1000: {}, 1010: {}})) == "fail"
+
+
+def test_flags_of_the_kernel_do_not_matter_but_instructions_do():
+    less = replace(host().cpu, flags=tuple(f for f in host().cpu.flags if f not in ("md_clear", "erms", "fpu")))
+    assert verdict("cpu-flags", restore(host=host(cpu=less))) == "pass"
+    assert verdict("cpu-flags", restore(host=host(cpu=replace(less, flags=())))) == "unknown"
+
+
+def test_an_append_only_log_may_have_grown():
+    log = file("/srv/job/log", flags=os.O_WRONLY | os.O_APPEND)
+    grown = replace(log, size=9000)
+    assert verdict("files-size", restore(tree(files=(log,)), files={log.path: grown})) == "pass"
+    plain = replace(log, flags=os.O_RDWR | os.O_APPEND)
+    assert verdict("files-size", restore(tree(files=(plain,)), files={log.path: grown})) == "fail"
+    mapped = replace(log, uses=("1000 fd 4", "1000 map"))
+    assert verdict("files-size", restore(tree(files=(mapped,)), files={log.path: grown})) == "fail"
+
+
+@pytest.mark.parametrize("path", ["/proc/meminfo", "/sys/devices/system/cpu/online"])
+def test_kernel_files_and_deleted_files_are_not_looked_for(path):
+    entries = (file(path), file("/tmp/gone", deleted=True, links=0))
+    assert verdict("files-missing", restore(tree(files=entries), files={path: None})) == "pass"
+
+
+def test_all_missing_files_are_named():
+    entries = tuple(file(f"/srv/{n}") for n in range(300))
+    found = judged("files-missing", restore(tree(files=entries), files={e.path: None for e in entries})).found
+    assert all(entry.path in found for entry in entries)
+
+
+def test_a_file_in_place_of_a_directory():
+    assert "no directory" in judged("directories", restore(files={"/srv/job": file("/srv/job")})).found
+
+
+def test_a_program_of_the_same_size_and_another_build_is_named_once():
+    other = {"/usr/bin/python3": replace(restore().tree.files[0], build_id="cd", size=5)}
+    assert verdict("files-size", restore(files=other)) == "pass"
+    assert verdict("files-build", restore(files=other)) == "fail"
+
+
+def test_a_changed_mtime_is_only_a_note():
+    assert judged("files-content", restore(files={DATA: file(DATA, mtime=9.0)})).severity == "note"
+
+
+def test_the_original_on_another_host():
+    elsewhere = restore(made_left_running=True, host=host(hostname="node2"))
+    assert (verdict("original", elsewhere), judged("original", elsewhere).blocks) == ("unknown", False)
+
+
+def test_needed_ids_leave_out_the_session_that_started_the_job():
+    job = tree(process(1010, pgid=1010, sid=4000), root_process=process(pgid=900, sid=900))
+    assert needed_ids(manifest(job)) == {1000, 1001, 1010, 1011, 4000}
+
+
+def test_needed_ports_and_addresses():
+    sockets = (
+        LISTENING,
+        OUTSIDE_TCP,
+        Socket(4, "inet6", "dgram", "", "[::1]:53", "", ("1000 fd 9",)),
+        Socket(5, "inet6", "stream", "listen", "[::]:80", "", ("1000 fd 9",)),
+    )
+    image = manifest(tree(sockets=sockets))
+    assert needed_ports(image, "keep") == ("tcp 0.0.0.0:8000", "tcp 10.0.0.1:40000", "udp [::1]:53", "tcp [::]:80")
+    assert needed_ports(image, "close") == ("tcp 0.0.0.0:8000", "udp [::1]:53", "tcp [::]:80")
+    assert needed_addresses(image, "keep") == ("10.0.0.1", "::1")
+    assert needed_addresses(image, "close") == ("::1",)
+    assert set(needed_paths(image)) == {"/usr/bin/python3", "/srv/job", DATA}
+
+
+def test_a_terminal_stands_in_for_a_terminal_only():
+    both = tree(outside_stdio=(STDOUT_TTY, replace(STDOUT_PIPE, fd=2)))
+    found = judged("stdio", restore(both, stdin_is_terminal=True))
+    assert "--stderr FILE" in found.hint
+    assert "--stdout" not in found.hint
+    assert verdict("stdio", restore(tree(outside_stdio=(STDOUT_TTY,)), ask_wait=True)) == "pass"
+
+
+def test_kept_connections():
+    away = restore(with_socket(OUTSIDE_TCP), made_tcp="keep", missing_addresses=("10.0.0.1",))
+    assert judged("tcp-outside", away).severity == "note"
+    assert "--tcp close" in judged("addresses", away).hint
+
+
+def test_maps_are_resolved_by_index_uuid_and_beginning():
+    old, new = restore().manifest.host.gpu.gpus, OTHER_GPUS
+    assert resolve_map({"0": "GPU-dddd", "GPU-bbbb": "ccc"}, old, new) == (
+        {"GPU-aaaa": "GPU-dddd", "GPU-bbbb": "GPU-cccc"},
+        (),
+    )
+    assert len(resolve_map({"0": "1", "GPU-aaaa": "0"}, old, new)[1]) == 1
+    assert "target twice" in resolve_map({"0": "1", "1": "1"}, old, new)[1][0]
+    assert "no GPU of the image" in resolve_map({"": "1"}, old, new)[1][0]
+
+
+def test_other_gpus_are_suggested_as_exact_options():
+    found = judged("gpu-present", gpu_restore(host=driver(gpus=OTHER_GPUS)))
+    assert "--gpu 0=0 --gpu 1=1" in found.hint
+    mapped = gpu_restore(host=driver(gpus=OTHER_GPUS), ask_gpu_map={"0": "0", "1": "1"})
+    assert verdict("gpu-present", mapped) == "pass"
+    assert verdict("gpu-map", mapped) == "pass"
+
+
+def test_one_pair_is_not_a_whole_map():
+    """One old=new pair of two GPUs: the driver says INVALID_VALUE."""
+    assert verdict("gpu-map", gpu_restore(ask_gpu_map={"0": "1"})) == "unknown"
+    assert verdict("gpu-map", gpu_restore(ask_gpu_map={"1": "0"})) == "fail"
+    assert "580" in judged("gpu-map", gpu_restore(ask_gpu_map=SWAPPED, host=driver(version="575.1"))).hint
+
+
+def test_memory_is_looked_for_where_the_map_leads():
+    full = driver(gpus=(replace(GPU0, memory_free_bytes=0), host().gpu.gpus[1]))
+    assert verdict("gpu-memory", gpu_restore(host=full)) == "fail"
+    assert verdict("gpu-memory", gpu_restore(host=full, ask_gpu_map=SWAPPED)) == "pass"
+
+
+def test_holders_are_named_by_pid_when_nothing_better_is_known():
+    full = driver(gpus=(replace(GPU0, memory_free_bytes=0, compute_pids=(812,)),))
+    assert "process 812" in judged("gpu-memory", gpu_restore(host=full)).found
+
+
+def test_an_image_that_does_not_say_how_much_gpu_memory_it_had():
+    job = gpu_tree(gpu_uses=())
+    facts = restore(job, made_cuda=tuple(replace(c, gpu_memory_bytes={}) for c in manifest(job).cuda))
+    assert judged("gpu-memory", facts).blocks
+
+
+def test_a_stdin_given_for_nothing():
+    assert verdict("stdio-used", restore(ask_stdio={0: Path("/dev/null")})) == "fail"
+
+
+def test_descriptors_of_several_processes_are_all_named():
+    child = process(1010, comm="loader", descriptors=(Descriptor(7, "device", "/dev/kfd"),))
+    assert "1010 loader fd 7: /dev/kfd" in judged("devices", dump(tree(child))).found
