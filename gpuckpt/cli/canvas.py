@@ -27,17 +27,22 @@ class _Page(io.StringIO):
         return self._encoding
 
 
+def columns_of(stream: TextIO | None) -> int:
+    """How wide a screen may be: the terminal's width, a fixed one for files and pipes."""
+    if not is_terminal(stream):
+        return DEFAULT_COLUMNS
+    return max(shutil.get_terminal_size((DEFAULT_COLUMNS, 24)).columns, 40)
+
+
 def console_for(stream: TextIO | None) -> Console:
     """A console that draws into memory, as wide and as colourful as the stream."""
     from rich.console import Console  # noqa: PLC0415  only where something is drawn
 
-    terminal = is_terminal(stream)
-    width = shutil.get_terminal_size((DEFAULT_COLUMNS, 24)).columns if terminal else DEFAULT_COLUMNS
     page = _Page("utf-8" if speaks_unicode(stream) else "ascii")
     return Console(
         file=page,
-        force_terminal=terminal,
-        width=max(width, 40),
+        force_terminal=is_terminal(stream),
+        width=columns_of(stream),
         highlight=False,
         markup=False,
         emoji=False,
@@ -64,7 +69,8 @@ def write(stream: TextIO | None, text: str) -> None:
     if stream is None:
         return
     if not speaks_unicode(stream):
-        text = text.encode("ascii", "backslashreplace").decode()
+        # Rich cuts with an ellipsis; anything else foreign is shown by its code.
+        text = text.replace("\N{HORIZONTAL ELLIPSIS}", "~").encode("ascii", "backslashreplace").decode()
     try:
         stream.write(text)
         stream.flush()

@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from gpuckpt.cli.words import safe
+
 MANY = 200
 """More proposals than this help nobody."""
 
 
 def complete_pid(incomplete: str) -> list[tuple[str, str]]:
-    """Processes that have a program file (kernel threads have none), with their names."""
-    from gpuckpt.system import procfs  # noqa: PLC0415  only TAB needs it
+    """Processes with their names; kernel threads, init and this process are no jobs."""
+    from gpuckpt.system.procfs.reading import all_pids, stat_of  # noqa: PLC0415  only TAB needs it
 
-    list_names = getattr(procfs, "process_names", None)
-    if list_names is None:
-        return []
-    own = os.getpid()
-    named = ((str(pid), str(name)) for pid, name in list_names() if pid not in (1, own))
-    return [(pid, name) for pid, name in named if pid.startswith(incomplete)][:MANY]
+    found = (stat_of(pid) for pid in all_pids() if str(pid).startswith(incomplete) and pid not in (1, os.getpid()))
+    jobs = [(str(stat.pid), safe(stat.comm)) for stat in found if stat is not None and not stat.kernel_thread]
+    return jobs[-MANY:]
 
 
 def complete_image(incomplete: str) -> list[str]:

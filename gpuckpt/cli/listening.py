@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import queue
 import sys
 import threading
@@ -26,7 +27,7 @@ PATIENCE_SECONDS = 2.0
 def listening(manner: Manner) -> Iterator[Listener]:
     """The listener for this manner; whatever it draws is finished or given up on exit."""
     if manner.json:
-        relay = Relay(lambda event: write(sys.stderr, json.dumps(event.to_json()) + "\n"))
+        relay = Relay(lambda event: _write_unlocked(json.dumps(event.to_json())))
     elif manner.verbose and not manner.quiet:
         relay = Relay(_write_line)
     elif not manner.quiet and is_terminal(sys.stderr):
@@ -53,7 +54,19 @@ def _write_line(event: Event) -> None:
     took = f" {duration(event.seconds)}" if event.seconds is not None else ""
     words = f": {safe(event.message)}" if event.message else ""
     state = "" if event.state == "note" else f" {event.state}"
-    write(sys.stderr, f"gpuckpt: {event.phase}{state}{took}{words}\n")
+    _write_unlocked(f"gpuckpt: {safe(event.phase)}{state}{took}{words}")
+
+
+def _write_unlocked(line: str) -> None:
+    """Write to stderr without Python's buffer: a thread stuck inside it would keep the program from ending."""
+    try:
+        number = sys.stderr.fileno()
+    except (OSError, ValueError, AttributeError):
+        write(sys.stderr, line + "\n")
+        return
+    rest = line.encode("ascii", "backslashreplace") + b"\n"
+    while rest:
+        rest = rest[os.write(number, rest) :]
 
 
 class Relay:

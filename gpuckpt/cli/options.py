@@ -126,7 +126,7 @@ def _refuse_unknown(ids: frozenset[str]) -> None:
     known = [check.id for check in known_checks()]
     for unknown in sorted(ids.difference(known)) if known else ():
         near = get_close_matches(unknown, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else "the CHECKS section of `man gpuckpt` lists them"
+        hint = f"did you mean {near[0]}?" if near else "`man gpuckpt-dump` and `man gpuckpt-restore` list them"
         raise UsageError(f"--allow {unknown}: there is no such check", hint)
 
 

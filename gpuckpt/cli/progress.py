@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 
 from gpuckpt.cli.manner import speaks_unicode
-from gpuckpt.cli.words import safe
+from gpuckpt.cli.words import safe, size
 from gpuckpt.model.report import Event
 
 LABELS = {
@@ -36,7 +36,7 @@ class Progress:
             SpinnerColumn("dots" if unicode else "line", finished_text="+" if not unicode else "✓"),
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            DownloadColumn(binary_units=True),
+            TextColumn("{task.fields[amount]}", markup=False),
             TimeElapsedColumn(),
             console=Console(file=sys.stderr, stderr=True, emoji=False, markup=False, highlight=False),
             transient=True,
@@ -52,17 +52,19 @@ class Progress:
             if event.message:
                 self._display.console.print(f"gpuckpt: {safe(event.message)}", markup=False)
             return
-        task = self._tasks.get(event.phase)
-        if task is None:
-            label = LABELS.get(event.phase, event.phase.replace("_", " "))
-            task = self._tasks[event.phase] = self._display.add_task(label, total=event.total_bytes)
-        self._display.update(task, completed=event.done_bytes, total=event.total_bytes)
+        task = self._task(event.phase)
         if event.state == "end":
-            self._finish(task)
+            self._display.update(task, total=1, completed=1)
+        elif event.done_bytes is not None:
+            of = f" of {size(event.total_bytes)}" if event.total_bytes else ""
+            amount = f"{size(event.done_bytes)}{of}"
+            self._display.update(task, completed=event.done_bytes, total=event.total_bytes, amount=amount)
 
-    def _finish(self, task: TaskID) -> None:
-        total = self._display.tasks[self._display.task_ids.index(task)].total or 1
-        self._display.update(task, completed=total, total=total)
+    def _task(self, phase: str) -> TaskID:
+        if phase not in self._tasks:
+            label = LABELS.get(phase, safe(phase).replace("_", " "))
+            self._tasks[phase] = self._display.add_task(label, total=None, amount="")
+        return self._tasks[phase]
 
     def close(self) -> None:
         """Take the display off the terminal."""

@@ -44,13 +44,17 @@ def final_status(report: Report) -> int:
 def _show(report: Report, manner: Manner) -> None:
     if report.command == "inspect" and report.data:
         _draw_inspection(report, manner)
-    elif report.outcome == "planned" or "plan" in report.data:
+    elif _is_plan(report):
         _draw_plan(report)
     if report.error is not None:
         write(sys.stderr, "\n".join(failure_lines(report, report.error)) + "\n")
     elif not manner.silent:
         write(sys.stderr, "".join(f"{line}\n" for line in warning_lines(report, manner)))
         write(sys.stdout, "".join(f"{line}\n" for line in result_lines(report)))
+
+
+def _is_plan(report: Report) -> bool:
+    return report.outcome == "planned" or "plan" in report.data
 
 
 def _draw_inspection(report: Report, manner: Manner) -> None:
@@ -66,8 +70,10 @@ def _draw_plan(report: Report) -> None:
 
 
 def failure_lines(report: Report, error: GpuckptError) -> list[str]:
-    """What happened, why, what to do: three lines; several failed checks take two lines each."""
+    """What happened, why, what to do: three lines; failed checks each bring their own three."""
     lines = [f"gpuckpt: {_headline(report, error)}"]
+    if _is_plan(report) and report.findings:
+        return lines  # the plan's table has just said why
     blocking = [finding for finding in report.findings if finding.blocks]
     if blocking and error.status in (10, 20, 21, 22):
         for finding in blocking:
@@ -90,7 +96,7 @@ def _headline(report: Report, error: GpuckptError) -> str:
 
 
 def _finding_lines(finding: Finding) -> list[str]:
-    lines = [f"  {finding.id}: {words.safe(finding.found)} (expected: {words.safe(finding.expected)})"]
+    lines = [f"  {finding.id}: {words.safe(finding.found)}", f"    expected: {words.safe(finding.expected)}"]
     return [*lines, f"    do: {words.safe(finding.hint)}"] if finding.hint else lines
 
 

@@ -1,0 +1,1 @@
+complete --command gpuckpt --no-files --arguments "(env _GPUCKPT_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) gpuckpt)" --condition "env _GPUCKPT_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) gpuckpt"

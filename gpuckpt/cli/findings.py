@@ -1,0 +1,85 @@
+"""The checks as a table: what refuses first, what passes last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.text import Text
+
+from gpuckpt.cli import words
+from gpuckpt.cli.sheet import BAD, FAINT, GOOD, UNSURE, Sheet
+from gpuckpt.model.report import Finding, Report
+
+
+def draw_plan(report: Report) -> None:
+    """The screen of --dry-run: what would be done, and every check."""
+    sheet = Sheet(all_lines=True)
+    sheet.title(f"Plan: {report.command}", _subject(report), _forecast(report))
+    steps = report.data.get("plan")
+    if isinstance(steps, (list, tuple)) and steps:
+        sheet.heading("Steps")
+        for number, step in enumerate(steps, 1):
+            sheet.line(f"{number}. {words.safe(step)}")
+    add_findings(sheet, report.findings, passes=True)
+    sheet.draw()
+
+
+def _subject(report: Report) -> str:
+    data = report.data
+    pid, image = data.get("root_pid", data.get("pid")), data.get("image", "")
+    if report.command == "dump":
+        return f"{pid} to {image}" if pid else str(image)
+    return str(image or pid or "")
+
+
+def _forecast(report: Report) -> Text:
+    refusing = sum(finding.blocks for finding in report.findings)
+    if refusing or report.error is not None:
+        return Text(f"would be refused: {words.count(max(refusing, 1), 'check')} in the way", BAD)
+    return Text("would go ahead; nothing was touched", GOOD)
+
+
+def add_findings(sheet: Sheet, findings: Iterable[Finding], *, passes: bool) -> None:
+    """A heading and the table of checks. Those that pass are only counted unless `passes`."""
+    ordered = sorted(findings, key=_rank)
+    if not ordered:
+        return
+    passed = [finding for finding in ordered if finding.verdict == "pass"]
+    rows = [row for finding in ordered if passes or finding.verdict != "pass" for row in [_row(finding)]]
+    sheet.heading("Checks", _summary(ordered, len(passed)))
+    sheet.table("VERDICT CHECK FOUND", rows)
+
+
+def _summary(findings: list[Finding], passed: int) -> str:
+    refusing = sum(finding.blocks for finding in findings)
+    parts = [f"{passed} of {len(findings)} pass"]
+    return ", ".join([*parts, f"{refusing} refuse" if refusing != 1 else "1 refuses"] if refusing else parts)
+
+
+def _rank(finding: Finding) -> tuple[int, str]:
+    if finding.verdict == "pass":
+        return 4, finding.id
+    if finding.blocks:
+        return 0, finding.id
+    return {"block": 1, "warn": 2, "note": 3}[finding.severity], finding.id
+
+
+def _row(finding: Finding) -> tuple[Text, str, Text]:
+    text = Text(words.safe(finding.found or "-"))
+    if finding.verdict != "pass":
+        text.append(f"\nexpected: {words.safe(finding.expected)}", FAINT)
+        if finding.hint:
+            text.append(f"\n{words.safe(finding.hint)}")
+    return _verdict(finding), finding.id, text
+
+
+def _verdict(finding: Finding) -> Text:
+    if finding.verdict == "pass":
+        return Text("ok", GOOD)
+    if finding.allowed:
+        return Text("allowed", UNSURE)
+    if finding.blocks:
+        return Text("REFUSES", BAD)
+    if finding.verdict == "unknown":
+        return Text("unknown", UNSURE)
+    return Text("warns", UNSURE) if finding.severity != "note" else Text("note", FAINT)

@@ -1,0 +1,120 @@
+"""The parts of a screen that only an image has: its header, what is in it, how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rich.text import Text
+
+from gpuckpt.cli import words
+from gpuckpt.cli.sheet import BAD, FAINT, GOOD, UNSURE, Cell, Sheet, bar
+from gpuckpt.cli.treesheet import tree_facts
+from gpuckpt.model.manifest import Manifest, Part
+from gpuckpt.model.report import PHASES, Finding
+
+BAR_WIDTH = 24
+
+
+def image_verdict(data: dict[str, Any], findings: Iterable[Finding]) -> Text:
+    """Whether this host can restore the image."""
+    refusing = sum(finding.blocks for finding in findings)
+    if data.get("verified") is False:
+        return Text("damaged: it cannot be restored", BAD)
+    if data.get("restorable") == "yes":
+        return Text("can be restored here", GOOD)
+    if data.get("restorable") == "no":
+        checks = f": {words.count(refusing, 'check')} in the way" if refusing else ""
+        return Text(f"cannot be restored here now{checks}", BAD)
+    return Text("not known whether it can be restored here", UNSURE)
+
+
+def image_facts(manifest: Manifest, data: dict[str, Any], *, now: float) -> Iterator[tuple[str, Cell]]:
+    """The header of an image."""
+    yield "id", manifest.image_id
+    yield "made", f"{words.moment(manifest.created)}{_age(now - manifest.created)}"
+    yield "on", f"{manifest.host.hostname} ({manifest.host.os}, kernel {manifest.host.kernel})"
+    yield "by", f"gpuckpt {manifest.gpuckpt}, CRIU {manifest.criu.version}, image format {manifest.format}"
+    yield "size", _sizes(manifest, data.get("bytes_on_disk"))
+    yield "verified", _verified(data.get("verified"))
+    yield "lineage", _lineage(manifest)
+    yield "tree after", "went on" if manifest.left_running else "ended with the dump"
+    yield "connections", {"keep": "kept (--tcp keep)", "close": "closed (--tcp close)"}.get(manifest.tcp, "")
+    yield "allowed", ", ".join(manifest.allowed)
+    yield from tree_facts(manifest.tree)
+    for note in manifest.notes:
+        yield "note", note
+
+
+def _age(seconds: float) -> str:
+    return f", {words.duration(seconds)} ago" if seconds >= 1 else ""
+
+
+def _sizes(manifest: Manifest, on_disk: Any) -> str:
+    parts = [f"{words.size(manifest.bytes_raw)} of memory", f"{words.size(manifest.bytes_stored)} stored"]
+    if isinstance(on_disk, int):
+        parts.append(f"{words.size(on_disk)} on disk")
+    return ", ".join(parts)
+
+
+def _verified(verified: Any) -> Cell:
+    if verified is None:
+        return Text("not now; --verify reads every byte", FAINT)
+    return Text("every byte, just now", GOOD) if verified else Text("no: see the error", BAD)
+
+
+def _lineage(manifest: Manifest) -> str:
+    parent = manifest.lineage.parent_image_id
+    return f"generation {manifest.lineage.generation}" + (f", restored from image {parent}" if parent else "")
+
+
+def add_parts(sheet: Sheet, manifest: Manifest) -> None:
+    """What takes the room."""
+    groups: dict[str, list[Part]] = {}
+    for part in manifest.parts:
+        groups.setdefault(_group(part.path), []).append(part)
+    sizes = {name: sum(part.size for part in parts) for name, parts in groups.items()}
+    largest = max(sizes.values(), default=0) or 1
+    rows = [
+        (
+            name,
+            str(len(groups[name])),
+            words.size(total),
+            Text(bar(total / largest, BAR_WIDTH, unicode=sheet.unicode), "blue"),
+        )
+        for name, total in sorted(sizes.items(), key=lambda item: -item[1])
+    ]
+    sheet.heading("Parts", words.count(len(manifest.parts), "file"))
+    sheet.table("PART >FILES >SIZE SHARE", rows, wrap=False)
+
+
+def _group(path: str) -> str:
+    name = path.rpartition("/")[2]
+    if path.startswith("packs/") or name.startswith("pages-"):
+        return "memory"
+    return "captured files" if path.startswith("files/") else "process state"
+
+
+def add_timings(sheet: Sheet, manifest: Manifest) -> None:
+    """How long each phase of the dump took."""
+    known = [phase for phase in PHASES if phase in manifest.seconds]
+    phases = [*known, *sorted(set(manifest.seconds).difference(known))]
+    longest = max(manifest.seconds.values(), default=0.0) or 1.0
+    rows = []
+    for phase in phases:
+        seconds = manifest.seconds[phase]
+        picture = Text(bar(seconds / longest, BAR_WIDTH, unicode=sheet.unicode), "blue")
+        rows.append((phase, words.duration(seconds), words.rate(_bytes(manifest, phase), seconds), picture))
+    note = (
+        f"frozen {words.duration(manifest.frozen_seconds)}, of that stopped {words.duration(manifest.stopped_seconds)}"
+    )
+    sheet.heading("Dump", note)
+    sheet.table("PHASE >TIME >RATE SHARE", rows, wrap=False)
+
+
+def _bytes(manifest: Manifest, phase: str) -> int | None:
+    if phase == "capture":
+        return manifest.bytes_raw
+    if phase == "gpu_to_host":
+        return sum(sum(process.gpu_memory_bytes.values()) for process in manifest.cuda)
+    return None

@@ -1,0 +1,215 @@
+"""Man pages and completion scripts as texts, the same for the same source: no clock, no locale."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import typer.main
+from typer.completion import get_completion_script  # type: ignore[attr-defined]  # it is the documented place
+
+import gpuckpt
+from gpuckpt.cli.app import app
+from gpuckpt.cli.checklist import known_checks
+from gpuckpt.model import errors
+
+DATE = "2026-11-30"
+HERE = Path(__file__).parent
+SECTIONS = (
+    "NAME",
+    "SYNOPSIS",
+    "DESCRIPTION",
+    "OPTIONS",
+    "CHECKS",
+    "EXIT STATUS",
+    "ENVIRONMENT",
+    "FILES",
+    "EXAMPLES",
+    "SEE ALSO",
+)
+ALWAYS = (errors.GpuckptError, errors.UsageError, errors.MachineLacks, errors.NotFound, errors.Interrupted)
+ENDINGS: dict[str, tuple[type[errors.GpuckptError], ...]] = {
+    "dump": (*ALWAYS, errors.Refused, errors.Busy, errors.DumpFailed, errors.TreeHeld),
+    "inspect": (*ALWAYS, errors.ImageCorrupt, errors.ImageTooNew),
+    "restore": (
+        *ALWAYS,
+        errors.Refused,
+        errors.Busy,
+        errors.TreeHeld,
+        errors.RestoreFailed,
+        errors.RestoredUnhealthy,
+        errors.ImageCorrupt,
+        errors.ImageTooNew,
+    ),
+}
+"""Which failures each command can end with."""
+LISTS = {"dump": "DUMP_CHECKS", "restore": "RESTORE_CHECKS"}
+
+
+def files() -> dict[str, str]:
+    """Every generated file: its path in the repository and its text."""
+    pages = {f"man/{page_name(command)}.1": page(command) for command in ("", *ENDINGS)}
+    return {**pages, **completions()}
+
+
+def page_name(command: str) -> str:
+    """The name of a command's page; that of the program without one."""
+    return f"gpuckpt-{command}" if command else "gpuckpt"
+
+
+def page(command: str) -> str:
+    """One man page: the written sections, and the generated ones where nothing is written."""
+    written = _written(page_name(command))
+    generated = {
+        "SYNOPSIS": _synopsis(command),
+        "OPTIONS": _options(command),
+        "CHECKS": _checks(command),
+        "EXIT STATUS": _exit_statuses(command),
+        "SEE ALSO": _see_also(command),
+    }
+    lines = [f'.TH {page_name(command).upper()} 1 {DATE} "gpuckpt {gpuckpt.__version__}"']
+    for section in SECTIONS:
+        body = [*written.get(section, []), *generated.get(section, [])]
+        if body:
+            lines += [f'.SH "{section}"' if " " in section else f".SH {section}", *body]
+    return "\n".join(_wrapped(lines)) + "\n"
+
+
+def _wrapped(lines: Iterable[str]) -> Iterator[str]:
+    """Text lines broken at 78 characters, as mandoc likes its input; macros and examples as they are."""
+    as_it_is = False
+    for line in lines:
+        as_it_is = {".nf": True, ".fi": False}.get(line, as_it_is)
+        if as_it_is or line.startswith("."):
+            yield line
+            continue
+        broken = textwrap.wrap(line, 78, break_on_hyphens=False, break_long_words=False)
+        # A word that comes to stand first must not become a macro.
+        yield from (f"\\&{part}" if part.startswith((".", "'")) else part for part in broken)
+
+
+def _written(name: str) -> dict[str, list[str]]:
+    """The sections of a written text; comments that explain the source to its editors are left out."""
+    sections: dict[str, list[str]] = {}
+    current: list[str] = []
+    for line in (HERE / f"{name}.man").read_text(encoding="utf-8").splitlines():
+        if line.startswith(".SH "):
+            current = sections.setdefault(line[4:].strip('"'), [])
+        elif not line.startswith('.\\"'):
+            current.append(line)
+    return sections
+
+
+def parser(command: str) -> Any:
+    """Typer's command: the program itself or one of its verbs."""
+    program: Any = typer.main.get_command(app)
+    return program.commands[command] if command else program
+
+
+def _visible(command: str, kind: str) -> list[Any]:
+    found = (item for item in parser(command).params if item.param_type_name == kind)
+    return [item for item in found if not getattr(item, "hidden", False)]
+
+
+def _synopsis(command: str) -> list[str]:
+    if not command:
+        lines = [f".B gpuckpt {verb}\n.RI {_words_of(verb)}" for verb in ENDINGS]
+        return [*"\n.br\n".join(lines).splitlines(), ".br", ".B gpuckpt \\-\\-version"]
+    return [f".B gpuckpt {command}", f".RI {_words_of(command)}"]
+
+
+def _words_of(command: str) -> str:
+    """The rest of the usage line, as arguments of .RI: italics and roman in turn."""
+    required = [item for item in _visible(command, "option") if item.required]
+    arguments = _visible(command, "argument")
+    texts = [f'"" "{roff(item.opts[0])} " {item.metavar}' for item in required]
+    texts += ['"" "[" options "]"']
+    texts += [f'"" "" {item.metavar}' if item.required else f'"" "[" {item.metavar} "]"' for item in arguments]
+    return ' "" " " '.join(texts)
+
+
+def _options(command: str) -> list[str]:
+    lines: list[str] = []
+    for item in [*_visible(command, "argument"), *_visible(command, "option")]:
+        lines += [".TP", _term(item), roff(_text_of(item))]
+    return [*lines, ".TP", ".BR \\-h , \\ \\-\\-help", "Show a short help and exit."]
+
+
+def _text_of(item: Any) -> str:
+    shown = isinstance(item.default, (str, float)) and not item.required
+    default = f"{item.default:g}" if isinstance(item.default, float) else item.default
+    return f"{item.help} The default is {default}." if shown else str(item.help)
+
+
+def _term(item: Any) -> str:
+    if item.param_type_name == "argument":
+        return f".I {item.metavar}"
+    names = " , \\ ".join(roff(name) for name in sorted(item.opts, key=len))
+    value = f' "\\fR {_value(item.metavar)}"' if item.metavar else ""
+    return f".BR {names}{value}"
+
+
+def _value(metavar: str) -> str:
+    return f"\\fI{metavar}\\fR" if metavar.isupper() else metavar
+
+
+def _checks(command: str) -> list[str]:
+    lines: list[str] = []
+    for check in known_checks(LISTS[command]) if command in LISTS else ():
+        traits = ",\\ ".join(_traits(check))
+        lines += [".TP", f".BR {roff(check.id)} \\ ({traits})", roff(_sentence(check.summary))]
+    return lines
+
+
+def _traits(check: Any) -> Iterator[str]:
+    yield {"block": "refuses", "warn": "warns", "note": "note"}[check.severity]
+    if check.severity == "block" and getattr(check, "status", 20) != 20:
+        yield f"status\\ {check.status}"
+    if getattr(check, "irreversible", False):
+        yield "refuses\\ when\\ unknown"
+    if not getattr(check, "allowable", True):
+        yield "no\\ \\-\\-allow"
+
+
+def _sentence(text: str) -> str:
+    first = text[:1] if text.startswith("gpuckpt") else text[:1].upper()
+    return f"{first}{text[1:].rstrip('.')}."
+
+
+def _exit_statuses(command: str) -> list[str]:
+    classes = (
+        ENDINGS[command] if command else tuple(dict.fromkeys(kind for kinds in ENDINGS.values() for kind in kinds))
+    )
+    lines = [".TP", ".B 0", "Done."]
+    for kind in sorted(classes, key=lambda kind: kind.status):
+        status, meaning = str(kind.status), kind.meaning
+        if kind is errors.Interrupted:
+            status, meaning = "128+\\fIn\\fB", "ended by signal n, after everything was undone"
+        lines += [".TP", f".B {status}", roff(_sentence(meaning))]
+    return lines
+
+
+def _see_also(command: str) -> list[str]:
+    others = [page_name(other) for other in ("", *ENDINGS) if other != command]
+    references = [f".BR {roff(name)} (1)," for name in others]
+    return [*references, ".BR criu (8)"]
+
+
+def roff(text: str) -> str:
+    """Plain text as man source: `code` becomes bold, --options get real dashes."""
+    text = text.replace("\\", "\\e").replace("-", "\\-")
+    text = re.sub(r"`([^`]*)`", r"\\fB\1\\fR", text)
+    return f"\\&{text}" if text.startswith((".", "'")) else text
+
+
+def completions() -> dict[str, str]:
+    """Typer's own scripts: they only call the program, so they do not age with its options."""
+    names = {"bash": "gpuckpt.bash", "zsh": "_gpuckpt", "fish": "gpuckpt.fish"}
+    return {
+        f"completions/{name}": get_completion_script(prog_name="gpuckpt", complete_var="_GPUCKPT_COMPLETE", shell=shell)
+        + "\n"
+        for shell, name in names.items()
+    }

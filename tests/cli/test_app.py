@@ -1,0 +1,320 @@
+"""The command line: what becomes of options, of failures, and of the exit status."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_samples import dump_report, host_report, restore_report
+
+from gpuckpt.model.errors import (
+    DumpFailed,
+    ImageCorrupt,
+    Interrupted,
+    NotFound,
+    Refused,
+    TreeHeld,
+    exit_status,
+)
+from gpuckpt.model.report import Event
+from gpuckpt.model.requests import DumpRequest, InspectRequest, RepairRequest, RestoreRequest
+
+KEYS = ["gpuckpt", "command", "outcome", "process", "data", "findings", "error"]
+
+
+def program(*argv, **options):
+    """The real program in a fresh interpreter."""
+    return subprocess.run(
+        [sys.executable, "-m", "gpuckpt", *argv], capture_output=True, timeout=60, check=False, **options
+    )
+
+
+def test_dump_options_arrive(flow, gpuckpt, tmp_path, monkeypatch):
+    flow.answer = dump_report()
+    monkeypatch.chdir(tmp_path)
+    argv = "dump --tree 4242 img --leave-running --tcp keep --dry-run --allow a-1,b --allow c --keep-argv --timeout 9.5"
+    monkeypatch.setattr("gpuckpt.cli.options._refuse_unknown", lambda _ids: None)
+    status, _, _ = gpuckpt(*argv.split(), "--lock-timeout", "7", "--settle", "0", "--use-cuda-program")
+    assert status == 0
+    assert flow.request == DumpRequest(
+        pid=4242,
+        image=tmp_path / "img",
+        leave_running=True,
+        tcp="keep",
+        dry_run=True,
+        allow=frozenset({"a-1", "b", "c"}),
+        keep_argv=True,
+        timeout_seconds=9.5,
+        lock_timeout_seconds=7.0,
+        settle_seconds=0.0,
+        force_program=True,
+    )
+
+
+def test_dump_defaults_are_those_of_the_request(flow, gpuckpt, tmp_path):
+    flow.answer = dump_report()
+    gpuckpt("dump", "--tree", "7", str(tmp_path / "img"))
+    assert flow.request == DumpRequest(pid=7, image=tmp_path / "img")
+
+
+def test_restore_options_arrive(flow, gpuckpt, tmp_path, monkeypatch):
+    flow.answer = restore_report()
+    monkeypatch.chdir(tmp_path)
+    gpuckpt(
+        *[
+            "restore",
+            "img",
+            "--wait",
+            "--stdout",
+            "o",
+            "--stderr",
+            "o",
+            "--tcp",
+            "close",
+            "--gpu",
+            "0=1",
+            "--gpu",
+            "1=0",
+            "--timeout",
+            "5",
+            "--settle",
+            "1",
+        ]
+    )
+    assert flow.request == RestoreRequest(
+        image=tmp_path / "img",
+        wait=True,
+        stdio={1: tmp_path / "o", 2: tmp_path / "o"},
+        tcp="close",
+        gpu_map={"0": "1", "1": "0"},
+        timeout_seconds=5.0,
+        settle_seconds=1.0,
+    )
+
+
+def test_restore_defaults_are_those_of_the_request(flow, gpuckpt, tmp_path):
+    flow.answer = restore_report()
+    gpuckpt("restore", str(tmp_path))
+    assert flow.request == RestoreRequest(image=tmp_path)
+
+
+def test_restore_tree_is_a_repair(flow, gpuckpt):
+    flow.answer = restore_report(process="running")
+    gpuckpt("restore", "--tree", "4242", "--timeout", "3", "--dry-run")
+    assert flow.request == RepairRequest(pid=4242, timeout_seconds=3.0, dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        ([], {}),
+        (["--tree", "5", "--keep-argv"], {"pid": 5, "keep_argv": True}),
+        (["/", "--verify"], {"target": Path("/"), "verify": True}),
+    ],
+)
+def test_inspect_targets(flow, gpuckpt, argv, expected):
+    flow.answer = host_report()
+    status, _, _ = gpuckpt("inspect", *argv)
+    assert status == 0
+    assert flow.request == InspectRequest(**expected)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "frobnicate",
+        "--frobnicate",
+        "push a b",
+        "dump",
+        "dump img",
+        "dump --tree 12",
+        "dump --tree 0 img",
+        "dump --tree -5 img",
+        "dump --tree 12x img",
+        "dump --tree 99999999999 img",
+        "dump --tree ١٢ img",
+        "dump --tree 12 img more",
+        "dump --tree 12 img --tcp maybe",
+        "dump --tree 12 img --timeout nan",
+        "dump --tree 12 img --timeout inf",
+        "dump --tree 12 img --timeout -1",
+        "dump --tree 12 img --settle soon",
+        "restore",
+        "restore img --tree 12",
+        "restore --tree 12 --wait",
+        "restore --tree 12 --stdout f",
+        "restore img --tcp refuse",
+        "restore img --gpu 0",
+        "restore img --gpu =1",
+        "restore img --gpu 0=1 --gpu 0=2",
+        "restore img --gpu 0=1 --gpu 2=1",
+        "inspect img --tree 12",
+        "inspect --verify",
+    ],
+)
+def test_wrong_usage_exits_2_in_words_and_in_json(flow, gpuckpt, line):
+    status, out, err = gpuckpt(*line.split())
+    assert (status, out) == (2, "")
+    assert err.startswith(("gpuckpt: wrong usage\n  why: ", "Usage: gpuckpt"))
+    assert "Traceback" not in err
+    if line:
+        status, out, err = gpuckpt(*line.split(), "--json")
+        assert (status, err) == (2, "")
+        envelope = json.loads(out)
+        assert list(envelope) == KEYS
+        assert envelope["error"]["code"] == "usage"
+        assert envelope["process"] == "untouched"
+    assert flow.requests == []
+
+
+def test_empty_path_is_wrong_usage(flow, gpuckpt):
+    assert gpuckpt("dump", "--tree", "1", "")[0] == 2
+    assert gpuckpt("restore", "")[0] == 2
+    assert gpuckpt("inspect", "")[0] == 2
+
+
+def test_unknown_check_names_the_nearest(flow, gpuckpt, monkeypatch):
+    class Check:
+        id = "tcp-outside"
+
+    monkeypatch.setattr("gpuckpt.cli.checklist.known_checks", lambda *_: [Check])
+    status, _, err = gpuckpt("dump", "--tree", "1", "img", "--allow", "tcp-outsde")
+    assert status == 2
+    assert "did you mean tcp-outside?" in err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Refused("an image is there already", "name another directory"),
+        NotFound("there is no process 4242"),
+        DumpFailed("no space left", "free some"),
+        TreeHeld("GPU 0 is full", "gpuckpt restore --tree 4242"),
+        ImageCorrupt("criu/pages-1.img is cut", "copy it again"),
+        Interrupted(signal.SIGTERM, "SIGTERM", process="running"),
+    ],
+)
+@pytest.mark.parametrize("raised", [True, False])
+def test_failures_raised_or_reported_come_out_the_same(flow, gpuckpt, error, raised):
+    outcome = "refused" if 10 <= error.status < 30 else "failed"
+    flow.answer = (
+        error if raised else dump_report(outcome=outcome, process=error.process, error=error, data={}, findings=())
+    )
+    status, out, err = gpuckpt("dump", "--tree", "4242", "img")
+    assert status == exit_status(error)
+    assert out == ""
+    lines = err.splitlines()
+    assert lines[0].startswith("gpuckpt: ")
+    assert lines[1] == f"  why: {error.message}"
+    assert lines[2:] == ([f"  do:  {error.hint}"] if error.hint else [])
+    status, out, err = gpuckpt("dump", "--tree", "4242", "img", "--json")
+    assert (status, err) == (exit_status(error), "")
+    envelope = json.loads(out)
+    assert list(envelope) == KEYS
+    assert (envelope["command"], envelope["outcome"], envelope["process"]) == ("dump", outcome, error.process)
+    assert envelope["error"] == {"code": error.code, "message": error.message, "hint": error.hint}
+
+
+def test_a_bug_has_a_traceback_and_claims_nothing_about_the_process(flow, gpuckpt):
+    flow.answer = ZeroDivisionError("oops")
+    status, out, err = gpuckpt("dump", "--tree", "4242", "img", "--json")
+    assert status == 1
+    assert "Traceback" in err
+    envelope = json.loads(out)
+    assert envelope["error"]["code"] == "internal"
+    assert envelope["process"] is None
+    status, out, err = gpuckpt("dump", "--tree", "4242", "img")
+    assert (status, out) == (1, "")
+    assert "Traceback" in err
+    assert err.splitlines()[-2].startswith("  why: ZeroDivisionError: oops")
+
+
+def test_wait_exits_with_the_status_of_the_job(flow, gpuckpt):
+    flow.answer = restore_report()
+    flow.answer.data["exit_status"] = 137
+    assert gpuckpt("restore", "img", "--wait")[:2] == (137, "")
+
+
+def test_json_events_are_lines_on_stderr(flow, gpuckpt):
+    flow.events = [Event("lock", "begin"), Event("lock", "end", seconds=0.5)]
+    flow.answer = dump_report()
+    status, out, err = gpuckpt("dump", "--tree", "4242", "img", "--json")
+    assert status == 0
+    assert [json.loads(line) for line in err.splitlines()] == [event.to_json() for event in flow.events]
+    assert json.loads(out)["data"]["root_pid"] == 4242
+
+
+def test_links_are_resolved_once_and_paths_are_absolute(flow, gpuckpt, tmp_path, monkeypatch):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    monkeypatch.chdir(tmp_path)
+    flow.answer = dump_report()
+    gpuckpt("dump", "--tree", "1", "link/../link/img")
+    assert flow.request.image == tmp_path / "real" / "img"
+
+
+def test_a_link_that_leads_in_circles_is_no_bug(flow, gpuckpt, tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    flow.answer = NotFound("no image")
+    assert gpuckpt("restore", str(tmp_path / "loop"))[0] == 21
+
+
+def test_a_working_directory_that_is_gone(flow, gpuckpt, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    try:
+        status, _, err = gpuckpt("dump", "--tree", "1", "img")
+    finally:
+        os.chdir(tmp_path)
+    assert status == 21
+    assert "use an absolute path" in err
+
+
+def test_path_bytes_survive(flow, gpuckpt, tmp_path):
+    name = os.fsdecode(b"im\xff\xfeage")
+    flow.answer = NotFound(f"{tmp_path}/{name}: no image", "look")
+    status, _, err = gpuckpt("restore", str(tmp_path / name))
+    assert status == 21
+    assert os.fsencode(flow.request.image) == os.fsencode(tmp_path) + b"/im\xff\xfeage"
+    assert r"im\xff\xfeage: no image" in err
+    _, out, _ = gpuckpt("restore", str(tmp_path / name), "--json")
+    assert json.loads(out)["error"]["message"] == flow.answer.message
+
+
+def test_real_program_with_odd_bytes_in_argv():
+    done = program(b"restore", b"/nowhere/\xff\x1b[31m", b"--bad\xff")
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+    assert b"\x1b" not in done.stderr
+
+
+def test_stdout_of_the_job_may_be_the_pipe_we_were_given():
+    code = "from gpuckpt.cli.options import stream_file; import sys; sys.stderr.write(str(stream_file('/dev/stdout')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stderr.startswith("/proc/")
+    assert done.stderr.endswith("/fd/1")
+    assert "self" not in done.stderr
+
+
+def test_help_and_version():
+    done = program("--help")
+    assert done.returncode == 0
+    for verb in ("dump", "inspect", "restore"):
+        assert verb.encode() in done.stdout
+        assert program(verb, "--help").returncode == 0
+    assert b"--use-cuda-program" not in program("dump", "--help").stdout
+    assert program("--version").stdout.startswith(b"gpuckpt ")
+    nothing = program()
+    assert (nothing.returncode, nothing.stdout) == (2, b"")
+
+
+@pytest.mark.parametrize("locale", [{}, {"LC_ALL": "C"}, {"LC_ALL": "C.UTF-8"}])
+def test_no_environment_at_all(locale):
+    done = program("dump", "--tree", "x\u00e9", "img", env=locale, cwd="/")
+    assert done.returncode in (1, 2)
