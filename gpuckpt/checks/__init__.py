@@ -46,7 +46,6 @@ __all__ = [
 
 DUMP_CHECKS: tuple[Check[DumpFacts], ...] = (
     machine.PRIVILEGE,
-    machine.CAPABILITIES,
     machine.CRIU_PRESENT,
     machine.CRIU_WORKS,
     machine.CRIU_KERNEL,
@@ -95,7 +94,6 @@ DUMP_CHECKS: tuple[Check[DumpFacts], ...] = (
 
 RESTORE_CHECKS: tuple[Check[RestoreFacts], ...] = (
     machine.PRIVILEGE,
-    machine.CAPABILITIES,
     machine.CRIU_PRESENT,
     machine.CRIU_WORKS,
     machine.CRIU_KERNEL,
@@ -126,7 +124,6 @@ RESTORE_CHECKS: tuple[Check[RestoreFacts], ...] = (
     arrival.TERMINAL,
     arrival.HOST_MEMORY,
     arrival.LOCKS_FREE,
-    arrival.HALF_OPEN,
     gpu.GPU_DRIVER,
     gpu.GPU_BUGS,
     gpu.GPU_MPS,
@@ -174,7 +171,8 @@ def refusal(findings: Iterable[Finding]) -> GpuckptError | None:
 
 
 def _with_override(hint: str, stops: tuple[Finding, ...]) -> str:
-    if not all(stop.id in _allowable_ids() for stop in stops):
+    # What cannot be undone is not offered: whoever wants it finds the id in the finding and reads the manual first.
+    if any(stop.irreversible or stop.id not in _allowable_ids() for stop in stops):
         return hint
     return f"{hint} (--allow {','.join(stop.id for stop in stops)} goes on all the same)"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuckpt.checks.check import Check, Judgement, failed, listing, none_of, passed, size, unknown
-from gpuckpt.checks.facts import RestoreFacts, is_connection, needed_sockets, outside_connections
+from gpuckpt.checks.facts import RestoreFacts, needed_sockets, outside_connections
 from gpuckpt.checks.gpu_restore import memory_by_gpu
 from gpuckpt.checks.image import memory_bytes
 from gpuckpt.checks.objects import stdio_options
@@ -52,17 +52,22 @@ def _tcp(facts: RestoreFacts) -> Judgement | None:
 
 
 def _stdio(facts: RestoreFacts) -> Judgement | None:
-    entries = facts.tree.outside_stdio
+    entries, request = facts.tree.outside_stdio, facts.request
     if not entries:
         return None
-    terminal = facts.request.wait or facts.stdin_is_terminal
-    lost = tuple(e for e in entries if e.fd not in facts.request.stdio and not (e.kind == "tty" and terminal))
     expected = "a place for each standard stream that led out of the tree"
+    if request.wait:
+        return passed(expected, "--wait: gpuckpt's own")
+    lost = tuple(
+        entry
+        for entry in entries
+        if entry.fd not in request.stdio and not (entry.kind == "tty" and facts.stdin_is_terminal)
+    )
     if not lost:
         return passed(expected, "each has one")
-    hint = f"say {stdio_options(lost)} (/dev/null will do)"
+    hint = f"say {stdio_options(lost)} (/dev/null will do), or --wait to use gpuckpt's own"
     if all(entry.kind == "tty" for entry in lost):
-        hint += ", or --wait, or restore at a terminal"
+        hint += ", or restore at a terminal"
     return failed(expected, listing(f"fd {e.fd} was a {e.kind} to {e.peer or 'a process outside'}" for e in lost), hint)
 
 
@@ -71,7 +76,7 @@ def _stdio_used(facts: RestoreFacts) -> Judgement | None:
         return None
     outside = {entry.fd for entry in facts.tree.outside_stdio}
     idle = [f"{OPTION_OF_FD[fd]} {path}" for fd, path in sorted(facts.request.stdio.items()) if fd not in outside]
-    hint = "leave it out: that stream is a file or lies inside the tree, and goes on as it was"
+    hint = "leave it out: that stream is a file, lies inside the tree, or is one with another (2>&1), which it follows"
     return none_of(idle, expected="only streams that led out of the tree are replaced", hint=hint, fine="so it is")
 
 
@@ -106,15 +111,6 @@ def _locks(facts: RestoreFacts) -> Judgement | None:
     return unknown("the file locks of the tree are free", "not looked at", hint)
 
 
-def _half_open(facts: RestoreFacts) -> Judgement | None:
-    if not facts.tree.sockets:
-        return None
-    odd = ("syn-sent", "syn-recv", "syn_sent", "syn_recv")
-    found = [f"{', '.join(s.owners)}: {s.remote}" for s in facts.tree.sockets if is_connection(s) and s.state in odd]
-    hint = "nothing: the job's connect call may fail and it has to try again"
-    return none_of(found, expected="no connection that was just being made", hint=hint)
-
-
 PIDS_FREE: Check[RestoreFacts] = Check("pids-free", "block", "the tree's pids, threads and sessions are free", _pids)
 PORTS_FREE: Check[RestoreFacts] = Check("ports-free", "block", "the tree's ports are free", _ports)
 ADDRESSES: Check[RestoreFacts] = Check("addresses", "block", "the tree's addresses are on this host", _addresses)
@@ -128,4 +124,3 @@ STDIO_USED: Check[RestoreFacts] = Check(
 TERMINAL: Check[RestoreFacts] = Check("terminal", "block", "a job of a terminal gets one", _terminal)
 HOST_MEMORY: Check[RestoreFacts] = Check("host-memory", "block", "there is memory for the tree", _memory)
 LOCKS_FREE: Check[RestoreFacts] = Check("file-locks", "note", "file locks can be taken again", _locks)
-HALF_OPEN: Check[RestoreFacts] = Check("half-open", "note", "no connection was just being made", _half_open)

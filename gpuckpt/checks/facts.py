@@ -37,6 +37,10 @@ class HasGpuJob(HasHost, Protocol):
         ...
 
 
+NOT_CONNECTED = frozenset({"listen", "closed", "unconnected", "unknown", ""})
+"""States of a TCP socket that has no other end."""
+
+
 @dataclass(frozen=True, slots=True)
 class MemoryLimit:
     """One limit on the memory that the job's processes may take."""
@@ -163,7 +167,7 @@ def is_inet(socket: Socket) -> bool:
 
 def is_connection(socket: Socket) -> bool:
     """A TCP connection, in whatever state it is."""
-    return is_inet(socket) and socket.type == "stream" and socket.state not in ("listen", "close", "unconnected", "")
+    return is_inet(socket) and socket.type == "stream" and socket.state not in NOT_CONNECTED
 
 
 def outside_connections(tree: Tree) -> tuple[Socket, ...]:

@@ -43,8 +43,8 @@ def _parent_safe(facts: DumpFacts) -> Judgement | None:
 
 
 def memory_bytes(tree: Tree) -> int:
-    """The memory a dump must save, before the GPU's."""
-    return sum(process.rss_bytes + process.shared_bytes + process.swap_bytes for process in tree.processes)
+    """The most memory a dump can have to save, before the GPU's; resident memory includes the shared."""
+    return sum(max(process.rss_bytes, process.shared_bytes) + process.swap_bytes for process in tree.processes)
 
 
 def _space(facts: DumpFacts) -> Judgement:

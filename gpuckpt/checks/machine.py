@@ -6,9 +6,6 @@ from gpuckpt.checks.check import Check, Judgement, failed, listing, none_of, pas
 from gpuckpt.checks.facts import DumpFacts, HasHost, RestoreFacts, is_connection, is_inet
 from gpuckpt.model.facts import Cpu
 
-ESSENTIAL_CAPABILITIES = frozenset(
-    {"CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN"}
-)
 OLDEST_CRIU = "3.17"
 """Older ones cannot restore programs of glibc >= 2.35 (https://github.com/checkpoint-restore/criu/issues/1696)."""
 CRIU_FOR_KERNEL = (("6.13", "4.1"),)
@@ -34,25 +31,12 @@ _X86_FLAGS = frozenset(_X86_WORDS.split())
 
 def _privilege(facts: HasHost) -> Judgement:
     expected = "root, with the capabilities that CRIU needs"
-    host = facts.host
-    missing = [name for name in map(_capability, host.missing_capabilities) if name in ESSENTIAL_CAPABILITIES]
-    if not host.privileged:
-        return failed(expected, "not root", "run it as root: sudo gpuckpt ...")
-    hint = f"give gpuckpt {', '.join(missing)}: run it on the host itself, or in a container started with --privileged"
-    return none_of(missing, expected=expected, hint=hint, fine="root")
-
-
-def _capability(name: str) -> str:
-    upper = name.upper()
-    return upper if upper.startswith("CAP_") else f"CAP_{upper}"
-
-
-def _capabilities(facts: HasHost) -> Judgement | None:
-    if not facts.host.privileged:
-        return None
-    missing = [name for name in map(_capability, facts.host.missing_capabilities) if name not in ESSENTIAL_CAPABILITIES]
-    hint = f"where a step fails, give gpuckpt {', '.join(missing)}: run it on the host itself"
-    return none_of(missing, expected="no capability missing", hint=hint, fine="all there")
+    missing = facts.host.missing_capabilities
+    if facts.host.privileged and not missing:
+        return passed(expected, "root")
+    found = f"without {', '.join(missing)}" if missing else "not root"
+    hint = "run it as root: sudo gpuckpt ...; a root that lacks them is in a container: run it on the host itself"
+    return failed(expected, found, hint)
 
 
 def _criu_present(facts: HasHost) -> Judgement:
@@ -204,7 +188,6 @@ def _lsm(facts: RestoreFacts) -> Judgement | None:
 PRIVILEGE: Check[HasHost] = Check(
     "privilege", "block", "gpuckpt is root and has the capabilities CRIU needs", _privilege, status=10, allowable=False
 )
-CAPABILITIES: Check[HasHost] = Check("capabilities", "warn", "no capability is taken from root", _capabilities)
 CRIU_PRESENT: Check[HasHost] = Check(
     "criu-present", "block", "CRIU is on this host and starts", _criu_present, status=10, allowable=False
 )

@@ -14,9 +14,23 @@ SAVED_DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "r
 GPU_DEVICES = re.compile(r"/dev/(nvidia|gdrdrv)")
 """Judged by gpu-files: the driver lets go of them when it suspends the process."""
 
-SAVED_OBJECTS = frozenset({"eventfd", "eventpoll", "timerfd", "signalfd", "inotify", "fanotify", "pidfd", "bpf-map"})
+NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
+"""Descriptors of namespaces read 'net:[4026531840]'."""
+SAVED_OBJECTS = frozenset(
+    ("eventfd", "eventpoll", "timerfd", "signalfd", "inotify", "fanotify", "pidfd", "bpf-map", *NAMESPACES)
+)
 LOST_OBJECTS = frozenset(
-    {"perf_event", "userfaultfd", "landlock-ruleset", "secretmem", "bpf-prog", "bpf_link", "kvm-vm", "kvm-vcpu"}
+    (
+        "perf_event",
+        "userfaultfd",
+        "landlock-ruleset",
+        "secretmem",
+        "dmabuf",
+        "bpf-prog",
+        "bpf_link",
+        "kvm-vm",
+        "kvm-vcpu",
+    )
 )
 """CRIU refuses them: 'Can't dump file N of that type [600]' or 'Unknown shit'."""
 
@@ -34,9 +48,13 @@ def _descriptors(facts: DumpFacts) -> Iterator[tuple[Process, Descriptor]]:
 
 
 def object_name(target: str) -> str:
-    """'eventfd' of 'anon_inode:[eventfd]', 'inotify' of 'anon_inode:inotify', 'pidfd' of 'pidfd:[12]'."""
-    inner = target.removeprefix("anon_inode:").strip("[]")
-    return "pidfd" if inner.startswith("pidfd") else inner
+    """'eventfd' of 'anon_inode:[eventfd]', 'pidfd' of 'pidfd:[12]', 'secretmem' of '/secretmem (deleted)'."""
+    numbered = re.fullmatch(r"(\w+):\[\d+\]", target)
+    if numbered:
+        return numbered[1]
+    if target.startswith("/"):
+        return re.split(r"[ :]", target[1:])[0]
+    return target.removeprefix("anon_inode:").strip("[]")
 
 
 def _io_uring(facts: DumpFacts) -> Judgement:
@@ -63,7 +81,6 @@ def _kernel_objects(facts: DumpFacts) -> Judgement:
     objects = [(f"{named(p)} fd {d.fd}", object_name(d.target)) for p, d in _descriptors(facts) if d.kind == "anon"]
     objects = [(where, name) for where, name in objects if name not in SAVED_OBJECTS and name != "io_uring"]
     lost = [f"{where}: {name}" for where, name in objects if name in LOST_OBJECTS]
-    lost += [f"{named(p)} fd {d.fd}: secretmem" for p, d in _descriptors(facts) if d.target.startswith("/secretmem")]
     lost += [f"mapped: {item}" for item in facts.special_mappings]
     lost += [f"{owner}: vsock socket" for s in facts.tree.sockets if s.family == "vsock" for owner in s.owners]
     if lost:
@@ -97,16 +114,25 @@ def _stdio_keys(facts: DumpFacts) -> frozenset[str]:
 
 
 def _unix_outside(facts: DumpFacts) -> Judgement:
-    keys = _stdio_keys(facts)
-    found = []
-    for socket in facts.tree.sockets:
-        streams = socket.family == "unix" and socket.type != "dgram" and socket.state == "connected"
-        if streams and not socket.inside and not keys & {f"socket:[{socket.inode}]", f"unix[{socket.inode}]"}:
-            found.append(
-                f"{', '.join(socket.owners)}: to {socket.peer or 'a process outside'} {socket.remote}".rstrip()
-            )
+    expected, keys = "both ends of unix socket connections inside the tree", _stdio_keys(facts)
+    streams = [
+        socket
+        for socket in facts.tree.sockets
+        if socket.family == "unix"
+        and socket.type != "dgram"
+        and socket.state in ("connected", "unknown")
+        and not (socket.inside or f"socket:[{socket.inode}]" in keys)
+    ]
     hint = "make the job close the connection, or name with --tree a process that has both ends below it"
-    return none_of(found, expected="both ends of unix socket connections inside the tree", hint=hint, fine="they are")
+    lost = [
+        f"{', '.join(s.owners)}: to {s.peer or 'a process outside'} {s.remote}".rstrip()
+        for s in streams
+        if s.peer_inode
+    ]
+    hidden = [f"{', '.join(s.owners)}: other end not known" for s in streams if not s.peer_inode]
+    if hidden and not lost:
+        return unknown(expected, listing(hidden), hint)
+    return none_of(lost, expected=expected, hint=hint, fine="they are")
 
 
 def _pipe_outside(facts: DumpFacts) -> Judgement:
@@ -131,9 +157,9 @@ def _stdio(facts: DumpFacts) -> Judgement | None:
     if not entries:
         return None
     found = [f"fd {e.fd} is a {e.kind} to {e.peer or 'a process outside'} ({', '.join(e.holders)})" for e in entries]
-    hint = f"nothing now; the restore will need {stdio_options(entries)}"
+    hint = f"nothing now; the restore will need {stdio_options(entries)}, or --wait"
     if all(entry.kind == "tty" for entry in entries):
-        hint += ", or a terminal, or --wait"
+        hint += ", or a terminal"
     return failed("standard input and output that the image can hold", listing(found), hint)
 
 

@@ -149,7 +149,7 @@ def _supervisor(facts: DumpFacts) -> Judgement | None:
     if around.systemd_unit and restart in RESTARTS_AFTER_A_KILL:
         hint = (
             f"set Restart=no first: `systemctl edit --runtime {around.systemd_unit}`, lines [Service] and Restart=no; "
-            "else a second copy starts when the dump ends the first"
+            "else a second copy starts when the dump ends the unit's main process"
         )
         return failed(expected, f"{around.systemd_unit} has Restart={restart}", hint)
     if around.slurm_job_id:
@@ -159,10 +159,10 @@ def _supervisor(facts: DumpFacts) -> Judgement | None:
             "the step ends with the dump, as if killed by signal 9"
         )
         return failed(expected, job, hint)
-    if restart is None:
+    if restart is None and not str(around.systemd_unit).endswith(".scope"):
         hint = f"look at `systemctl show -p Restart {around.systemd_unit}`"
         return unknown(expected, f"{around.systemd_unit}, its Restart= is not known", hint)
-    return passed(expected, f"{around.systemd_unit} has Restart={restart}")
+    return passed(expected, f"{around.systemd_unit} has Restart={restart or 'no'}")
 
 
 ALIVE: Check[DumpFacts] = Check("alive", "block", "the process has not ended", _alive, status=21, allowable=False)

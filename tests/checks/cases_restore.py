@@ -37,7 +37,6 @@ KERNEL_FLAGS_ONLY = replace(HOST.cpu, flags=("fpu", "cx8", "sse4_2", "avx2", "av
 
 MACHINE: Cases = {
     "privilege": Case(FINE, restore(host=host(missing_capabilities=("CAP_SYS_PTRACE",))), ("CAP_SYS_PTRACE",)),
-    "capabilities": Case(FINE, restore(host=host(missing_capabilities=("CAP_NET_ADMIN",))), ("CAP_NET_ADMIN",)),
     "criu-present": Case(FINE, restore(host=criu(version=None, problem="it does not start")), ("does not start",)),
     "criu-works": Case(FINE, restore(host=criu(check_ok=False)), ("fails",)),
     "criu-kernel": Case(FINE, restore(host=criu(version="3.19")), ("3.19",)),
@@ -122,9 +121,6 @@ ARRIVAL: Cases = {
     "terminal": Case(restore(TERMINAL_JOB, ask_wait=True), restore(TERMINAL_JOB), ("no terminal",)),
     "host-memory": Case(FINE, restore(free_memory_bytes=GIB), ("1.0 GiB free",)),
     "file-locks": Case(FINE, restore(tree(file_locks=True)), ("not looked at",), quiet=True),
-    "half-open": Case(
-        restore(with_socket(LISTENING)), restore(with_socket(replace(OUTSIDE_TCP, state="syn-sent"))), ("10.0.0.9:443",)
-    ),
 }
 
 CUDA_LIB = file("/usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04", uses=("1000 map",), build_id="aa", size=100)

@@ -45,6 +45,11 @@ def test_one_finding_speaks_for_itself():
     assert "--allow io-uring" in error.hint
 
 
+def test_what_cannot_be_undone_is_not_offered():
+    full = gpu_restore(host=driver(gpus=(replace(GPU0, memory_free_bytes=0), GPU1)))
+    assert "--allow" not in refusal(judge(RESTORE_CHECKS, full, NOBODY)).hint
+
+
 def test_several_are_counted_and_named():
     facts = dump(tree(root_process=process(io_uring=True, tracer_pid=812)), host=host(privileged=False))
     error = refusal(judge(DUMP_CHECKS, facts, NOBODY))
