@@ -47,7 +47,7 @@ from gpuckpt.model.errors import (
 )
 from gpuckpt.model.manifest import CriuOptions, CudaSuspension, Manifest
 from gpuckpt.model.report import Event, Finding, Report
-from gpuckpt.owner import runs
+from gpuckpt.owner import journal, runs
 from gpuckpt.owner.handle import OwnerHandle
 from gpuckpt.owner.messages import CudaMember, DumpOrder, PeerGone, TreeOrder
 from gpuckpt.stores import directory
@@ -180,8 +180,7 @@ class DumpWork:
         partial = capture.partial
         _refuse_other_processes(partial.criu, self.facts.tree)
         parts = directory.describe_parts(partial.path, check)
-        with contextlib.suppress(OSError):
-            shutil.copyfile(capture.said["log"], partial.path / "criu-dump.log")
+        _copy_log(Path(capture.said["log"]), partial.path / "criu-dump.log")
         partial.sync_parts()
         check()
         seconds = {**capture.said["seconds"], **(done["seconds"] if done else {})}
@@ -320,6 +319,8 @@ class DumpWork:
             force_program=self.request.force_program,
         )
         why = "the process that held the tree (the owner) was killed"
+        if message is None and not journal.read(self.run.directory).has("order"):
+            return DumpFailed(f"{why} before it touched the tree", "dump again")
         if message is None:
             self.tree_is_held = True
             return TreeHeld(
@@ -353,6 +354,13 @@ def _as_interrupted(trouble: Exception | None) -> GpuckptError | None:
     if isinstance(trouble, BrokenOff) and trouble.signal_number is not None:
         return Interrupted(trouble.signal_number, f"broken off: {trouble.why}; the tree runs on", process="running")
     return None
+
+
+def _copy_log(log: Path, target: Path) -> None:
+    """CRIU's log travels along; it is no part of the digests, and its loss costs nothing."""
+    with contextlib.suppress(OSError):
+        shutil.copyfile(log, target)
+        target.chmod(0o600)
 
 
 def _members(tree: Tree) -> tuple[CudaMember, ...]:

@@ -177,8 +177,8 @@ class DumpWork:
             for identity in self._order.tree.ids:
                 procfs.send(identity, signal.SIGKILL)
             self._remove_network_lock()
-        left = procfs.wait_gone(self._order.tree.ids, GONE_SECONDS)
         now = time.monotonic()
+        left = procfs.wait_gone(self._order.tree.ids, GONE_SECONDS)
         self._tell(
             "ended",
             seconds=self._clock.seconds,
