@@ -81,6 +81,8 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(body: bytes, start: int) -> tuple[int, int]:
+    if start < len(body) and body[start] < 0x80:
+        return body[start], start + 1  # nearly all numbers of an image
     value = 0
     # Ten groups of seven bits hold 64: an eleventh byte is damage.
     for position in range(start, min(start + 10, len(body))):

@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
     DeviceNames = Callable[[int, int], str | None]
 
-READ_BYTES = 8 << 20
+READ_BYTES = 4 << 20
 """A hung restore writes 6 MB of log a second (seen with 4.2.1 and cut pages): never read a log whole."""
 _HEAD_BYTES = READ_BYTES - (1 << 20)
 _TAIL_LINES = 20
+_LOOK_AT = 1000
+"""Errors, and warnings, that are looked at: one cause can be repeated without end."""
 _LINE_CHARACTERS = 1000
 _VALUE_CHARACTERS = 300
 
@@ -64,7 +66,7 @@ FOLLOWING = re.compile(
 """These lines follow another error and explain nothing."""
 
 _ERROR = re.compile(r"\bError \([^)]*\):")
-_WARNING = re.compile(r"\bWarn +\([^)]*\):")
+_ERROR_MARK, _WARNING_MARK = "Error (", "Warn  ("
 _PIE = re.compile(r"^(?:\(\d+\.\d+\) +)?pie: ")
 _CANNOT = re.compile(r"\): (?:\w+: )?Can't ")
 _RUN_ID = re.compile(r"^(?:\(\d+\.\d+\) )?CRIU run id = ([0-9A-Za-z-]{8,64})\s*$", re.MULTILINE)
@@ -138,7 +140,7 @@ def status_words(status: int) -> str:
 
 def error_lines(text: str) -> tuple[str, ...]:
     """The error lines that may be a cause, in order, an error inside a process before a later "Can't …"."""
-    kept = [line for line in _lines(text) if _ERROR.search(line) and not _dropped(line)]
+    kept = [line for line in _marked(text, _ERROR_MARK) if not _dropped(line)]
     inside = next((line for line in kept if _PIE.match(line)), None)
     if inside is not None and _CANNOT.search(kept[0]):
         kept.remove(inside)
@@ -150,11 +152,26 @@ def _dropped(line: str) -> bool:
     return BENIGN.search(line) is not None or FOLLOWING.search(line) is not None
 
 
+def _marked(text: str, mark: str) -> Iterator[str]:
+    """The first lines that hold `mark`; the others of a long log are not even split."""
+    position = text.find(mark)
+    for _ in range(_LOOK_AT):
+        if position < 0:
+            return
+        end = text.find("\n", position)
+        end = len(text) if end < 0 else end
+        yield _shown(text[text.rfind("\n", 0, position) + 1 : end])
+        position = text.find(mark, end)
+
+
 def _lines(text: str) -> Iterator[str]:
-    """Lines of bounded length without control characters: they are shown on terminals."""
-    for line in text.split("\n"):
-        cut = line[:_LINE_CHARACTERS]
-        yield cut if cut.isprintable() else "".join(map(_visible, cut))
+    return (_shown(line) for line in text.split("\n") if line.strip())
+
+
+def _shown(line: str) -> str:
+    """A line of bounded length without control characters: it is shown on terminals."""
+    cut = line[:_LINE_CHARACTERS]
+    return cut if cut.isprintable() else "".join(map(_visible, cut))
 
 
 def _visible(character: str) -> str:
@@ -184,11 +201,12 @@ def explain(log: str, stdout: str, stderr: str, status: int, *, device_name: Dev
 def _said(text: str) -> tuple[str, ...]:
     """What CRIU wrote before it had a log: errors first, then everything else."""
     errors = error_lines(text)
-    return errors + tuple(line for line in _lines(text) if line.strip() and line not in errors)
+    return errors + tuple(line for line in _lines(text[:READ_BYTES]) if line not in errors)
 
 
 def _second_look(text: str) -> Iterator[str]:
-    return (line for line in _lines(text) if _WARNING.search(line) or (_ERROR.search(line) and _dropped(line)))
+    yield from filter(_dropped, _marked(text, _ERROR_MARK))
+    yield from _marked(text, _WARNING_MARK)
 
 
 def _match(lines: Iterable[str], text: str, device_name: DeviceNames | None) -> Explanation | None:
@@ -239,7 +257,7 @@ def _from_the_end(text: str, status: int) -> Explanation | None:
     signal_status = 128 - status if status < 0 else status
     if signal_status <= 128 or error_lines(text):
         return None
-    last = next((line for line in reversed(list(_lines(text[-10_000:]))) if line.strip()), "")
+    last = next(reversed(list(_lines(text[-10_000:]))), "")
     if signal_status in _CRASHES:
         return _explanation(criu_causes.CRASHED, {}, last)
     for row in criu_causes.LAST_LINE_ROWS:
@@ -255,7 +273,7 @@ def _unknown(text: str, status: int) -> Explanation:
     if errors:
         message = _ERROR.split(errors[0], maxsplit=1)[-1].strip()
         return Explanation(f"CRIU says: {message}", remedy, errors[0].strip(), known=False)
-    last = [line for line in _lines(text[-_LINE_CHARACTERS * _TAIL_LINES :]) if line.strip()][-_TAIL_LINES:]
+    last = list(_lines(text[-_LINE_CHARACTERS * _TAIL_LINES :]))[-_TAIL_LINES:]
     cause = f"CRIU {status_words(status)} and gave no reason" + (": these are its last lines" if last else "")
     return Explanation(cause, f"{remedy}; verify the image if this was a restore", "\n".join(last), known=False)
 

@@ -247,6 +247,8 @@ def test_remaps_of_one_file_are_given_once_and_ghosts_not(tmp_path):
         ("/a/link_remap.1\0", "/x"),
         ("/a/link_remap.1", "/x/../y"),
         ("/a/link_remap.1/", "x"),
+        ("/a/link_remap.1x", "/x"),
+        ("/a/my-link_remap.1", "/x"),
     ],
 )
 def test_forged_remaps_are_refused(tmp_path, remap, original):
