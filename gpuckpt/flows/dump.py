@@ -89,6 +89,8 @@ class Capture:
     said: dict[str, Any]
     """The owner's word: seconds, run_id, log."""
     saved: tuple[manifests.CapturedFile, ...]
+    tree: Tree
+    """As it stands still: what the manifest must say."""
 
 
 @dataclass
@@ -151,7 +153,8 @@ class DumpWork:
         said = hear(owner, ("captured",), self.machine, self.interruption)
         saved = captured_files.save_link_remaps(partial.criu, partial.files)
         self.interruption.check()
-        return Capture(partial, said, saved)
+        tree = gather.tree_at_rest(self.facts.tree, keep_argv=self.request.keep_argv)
+        return Capture(partial, said, saved, tree)
 
     def _after_end(self, owner: OwnerHandle, capture: Capture) -> Report:
         done = hear(owner, ("ended",), self.machine)
@@ -197,7 +200,7 @@ class DumpWork:
         done: dict[str, Any] | None,
     ) -> Manifest:
         inventory = criuformat.read_inventory(capture.partial.criu / "inventory.img")
-        tree = self.facts.tree
+        tree = capture.tree
         return Manifest(
             format=manifests.FORMAT,
             requires=("criu-files",),

@@ -89,6 +89,21 @@ def tree(pid: int, machine: Machine, *, keep_argv: bool, force_program: bool = F
     return replace(seen, cuda=cuda, gpu_uses=accelerator.uses([one.id.pid for one in cuda]) if cuda else ())
 
 
+def tree_at_rest(before: Tree, *, keep_argv: bool) -> Tree:
+    """The tree again, read while it stands still: sizes, positions and descriptors are those of the image.
+
+    What only a running tree shows (states, CUDA, GPU memory, engines) stays as it was seen before.
+    """
+    now = procfs.read_tree(before.root, keep_argv=keep_argv)
+    seen = {process.id: process for process in before.processes}
+    processes = tuple(
+        replace(one, state=seen[one.id].state, gpu_files=seen[one.id].gpu_files, foreground=seen[one.id].foreground)
+        for one in now.processes
+        if one.id in seen
+    )
+    return replace(now, processes=processes, cuda=before.cuda, gpu_uses=before.gpu_uses, engines=before.engines)
+
+
 def cuda_of(ids: Sequence[ProcessId], *, force_program: bool) -> tuple[CudaProcess, ...]:
     """The CUDA processes among these. Raises MachineLacks when the driver does not answer."""
     try:
