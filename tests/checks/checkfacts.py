@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gpuckpt.checks import DumpFacts, RestoreFacts
+from gpuckpt.checks import DUMP_CHECKS, RESTORE_CHECKS, DumpFacts, RestoreFacts
 from gpuckpt.model.facts import (
     Cpu,
     CriuProgram,
@@ -27,6 +27,7 @@ from gpuckpt.model.facts import (
     Tree,
 )
 from gpuckpt.model.manifest import CriuOptions, CudaSuspension, Lineage, Manifest
+from gpuckpt.model.report import Finding
 from gpuckpt.model.requests import DumpRequest, RestoreRequest
 
 GIB = 1 << 30
@@ -242,3 +243,15 @@ class Case:
 
 
 Cases = dict[str, Case]
+
+
+def judged(name: str, facts: DumpFacts | RestoreFacts) -> Finding | None:
+    """The finding of one check."""
+    checks = DUMP_CHECKS if isinstance(facts, DumpFacts) else RESTORE_CHECKS
+    return next(check for check in checks if check.id == name).finding(facts, frozenset())
+
+
+def verdict(name: str, facts: DumpFacts | RestoreFacts) -> str | None:
+    """What one check says; None where it does not apply."""
+    found = judged(name, facts)
+    return found.verdict if found else None

@@ -1,0 +1,170 @@
+"""Judgements of restores that are easy to get wrong, each from something seen."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cases_restore import DATA, OTHER_GPUS, SWAPPED
+from checkfacts import (
+    GPU0,
+    LISTENING,
+    OUTSIDE_TCP,
+    STDOUT_PIPE,
+    STDOUT_TTY,
+    driver,
+    dump,
+    file,
+    gpu_restore,
+    gpu_tree,
+    host,
+    judged,
+    manifest,
+    process,
+    restore,
+    tree,
+    verdict,
+    with_socket,
+)
+
+from gpuckpt.checks import (
+    needed_addresses,
+    needed_ids,
+    needed_paths,
+    needed_ports,
+    resolve_map,
+)
+from gpuckpt.model.facts import Descriptor, Socket
+
+
+def test_flags_of_the_kernel_do_not_matter_but_instructions_do():
+    less = replace(host().cpu, flags=tuple(f for f in host().cpu.flags if f not in ("md_clear", "erms", "fpu")))
+    assert verdict("cpu-flags", restore(host=host(cpu=less))) == "pass"
+    assert verdict("cpu-flags", restore(host=host(cpu=replace(less, flags=())))) == "unknown"
+
+
+def test_an_append_only_log_may_have_grown():
+    log = file("/srv/job/log", flags=os.O_WRONLY | os.O_APPEND)
+    grown = replace(log, size=9000)
+    assert verdict("files-size", restore(tree(files=(log,)), files={log.path: grown})) == "pass"
+    plain = replace(log, flags=os.O_RDWR | os.O_APPEND)
+    assert verdict("files-size", restore(tree(files=(plain,)), files={log.path: grown})) == "fail"
+    mapped = replace(log, uses=("1000 fd 4", "1000 map"))
+    assert verdict("files-size", restore(tree(files=(mapped,)), files={log.path: grown})) == "fail"
+
+
+@pytest.mark.parametrize("path", ["/proc/meminfo", "/sys/devices/system/cpu/online"])
+def test_kernel_files_and_deleted_files_are_not_looked_for(path):
+    entries = (file(path), file("/tmp/gone", deleted=True, links=0))
+    assert verdict("files-missing", restore(tree(files=entries), files={path: None})) == "pass"
+
+
+def test_all_missing_files_are_named():
+    entries = tuple(file(f"/srv/{n}") for n in range(300))
+    found = judged("files-missing", restore(tree(files=entries), files={e.path: None for e in entries})).found
+    assert all(entry.path in found for entry in entries)
+
+
+def test_a_file_in_place_of_a_directory():
+    assert "no directory" in judged("directories", restore(files={"/srv/job": file("/srv/job")})).found
+
+
+def test_a_program_of_the_same_size_and_another_build_is_named_once():
+    other = {"/usr/bin/python3": replace(restore().tree.files[0], build_id="cd", size=5)}
+    assert verdict("files-size", restore(files=other)) == "pass"
+    assert verdict("files-build", restore(files=other)) == "fail"
+
+
+def test_a_changed_mtime_is_only_a_note():
+    assert judged("files-content", restore(files={DATA: file(DATA, mtime=9.0)})).severity == "note"
+
+
+def test_the_original_on_another_host():
+    elsewhere = restore(made_left_running=True, host=host(hostname="node2"))
+    assert (verdict("original", elsewhere), judged("original", elsewhere).blocks) == ("unknown", False)
+
+
+def test_needed_ids_leave_out_the_session_that_started_the_job():
+    job = tree(process(1010, pgid=1010, sid=4000), root_process=process(pgid=900, sid=900))
+    assert needed_ids(manifest(job)) == {1000, 1001, 1010, 1011, 4000}
+
+
+def test_needed_ports_and_addresses():
+    sockets = (
+        LISTENING,
+        OUTSIDE_TCP,
+        Socket(4, "inet6", "dgram", "", "[::1]:53", "", ("1000 fd 9",)),
+        Socket(5, "inet6", "stream", "listen", "[::]:80", "", ("1000 fd 9",)),
+    )
+    image = manifest(tree(sockets=sockets))
+    assert needed_ports(image, "keep") == ("tcp 0.0.0.0:8000", "tcp 10.0.0.1:40000", "udp [::1]:53", "tcp [::]:80")
+    assert needed_ports(image, "close") == ("tcp 0.0.0.0:8000", "udp [::1]:53", "tcp [::]:80")
+    assert needed_addresses(image, "keep") == ("10.0.0.1", "::1")
+    assert needed_addresses(image, "close") == ("::1",)
+    assert set(needed_paths(image)) == {"/usr/bin/python3", "/srv/job", DATA}
+
+
+def test_a_terminal_stands_in_for_a_terminal_only():
+    both = tree(outside_stdio=(STDOUT_TTY, replace(STDOUT_PIPE, fd=2)))
+    found = judged("stdio", restore(both, stdin_is_terminal=True))
+    assert "--stderr FILE" in found.hint
+    assert "--stdout" not in found.hint
+    assert verdict("stdio", restore(both, ask_wait=True)) == "pass"
+
+
+def test_kept_connections():
+    away = restore(with_socket(OUTSIDE_TCP), made_tcp="keep", missing_addresses=("10.0.0.1",))
+    assert judged("tcp-outside", away).severity == "note"
+    assert "--tcp close" in judged("addresses", away).hint
+
+
+def test_maps_are_resolved_by_index_uuid_and_beginning():
+    old, new = restore().manifest.host.gpu.gpus, OTHER_GPUS
+    assert resolve_map({"0": "GPU-dddd", "GPU-bbbb": "ccc"}, old, new) == (
+        {"GPU-aaaa": "GPU-dddd", "GPU-bbbb": "GPU-cccc"},
+        (),
+    )
+    assert len(resolve_map({"0": "1", "GPU-aaaa": "0"}, old, new)[1]) == 1
+    assert "target twice" in resolve_map({"0": "1", "1": "1"}, old, new)[1][0]
+    assert "no GPU of the image" in resolve_map({"": "1"}, old, new)[1][0]
+
+
+def test_other_gpus_are_suggested_as_exact_options():
+    found = judged("gpu-present", gpu_restore(host=driver(gpus=OTHER_GPUS)))
+    assert "--gpu 0=0 --gpu 1=1" in found.hint
+    mapped = gpu_restore(host=driver(gpus=OTHER_GPUS), ask_gpu_map={"0": "0", "1": "1"})
+    assert verdict("gpu-present", mapped) == "pass"
+    assert verdict("gpu-map", mapped) == "pass"
+
+
+def test_one_pair_is_not_a_whole_map():
+    """One old=new pair of two GPUs: the driver says INVALID_VALUE."""
+    assert verdict("gpu-map", gpu_restore(ask_gpu_map={"0": "1"})) == "unknown"
+    assert verdict("gpu-map", gpu_restore(ask_gpu_map={"1": "0"})) == "fail"
+    assert "580" in judged("gpu-map", gpu_restore(ask_gpu_map=SWAPPED, host=driver(version="575.1"))).hint
+
+
+def test_memory_is_looked_for_where_the_map_leads():
+    full = driver(gpus=(replace(GPU0, memory_free_bytes=0), host().gpu.gpus[1]))
+    assert verdict("gpu-memory", gpu_restore(host=full)) == "fail"
+    assert verdict("gpu-memory", gpu_restore(host=full, ask_gpu_map=SWAPPED)) == "pass"
+
+
+def test_holders_are_named_by_pid_when_nothing_better_is_known():
+    full = driver(gpus=(replace(GPU0, memory_free_bytes=0, compute_pids=(812,)),))
+    assert "process 812" in judged("gpu-memory", gpu_restore(host=full)).found
+
+
+def test_an_image_that_does_not_say_how_much_gpu_memory_it_had():
+    job = gpu_tree(gpu_uses=())
+    facts = restore(job, made_cuda=tuple(replace(c, gpu_memory_bytes={}) for c in manifest(job).cuda))
+    assert judged("gpu-memory", facts).blocks
+
+
+def test_a_stdin_given_for_nothing():
+    assert verdict("stdio-used", restore(ask_stdio={0: Path("/dev/null")})) == "fail"
+
+
+def test_descriptors_of_several_processes_are_all_named():
+    child = process(1010, comm="loader", descriptors=(Descriptor(7, "device", "/dev/kfd"),))
+    assert "1010 loader fd 7: /dev/kfd" in judged("devices", dump(tree(child))).found
