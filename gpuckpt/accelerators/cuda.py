@@ -105,9 +105,9 @@ def restore_args(gpu_map: Mapping[str, str]) -> RestoreArgs:
     return args
 
 
-def load(library: str = LIBRARY) -> ctypes.CDLL:
+def load(library: str | None = None) -> ctypes.CDLL:
     """Load libcuda; OSError when there is none. A CDLL releases the GIL for the length of each call."""
-    return ctypes.CDLL(library)
+    return ctypes.CDLL(library or LIBRARY)
 
 
 def has_checkpoint_functions(library: ctypes.CDLL) -> bool:

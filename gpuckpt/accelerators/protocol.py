@@ -146,11 +146,18 @@ class Suspender(Protocol):
     raises DriverError. `pid` must be a process, not a thread: the driver takes a thread id and acts on
     its whole process (https://github.com/NVIDIA/cuda-checkpoint/issues/41).
 
+    Every call but `restore_tid` is answered by the process's restore thread. While that thread is stopped
+    (SIGSTOP, ptrace, freezer) the call blocks without end, a lock beyond its timeout too, and is done as
+    soon as the thread runs again (seen with driver 580.159).
+
     states: running --lock--> locked --checkpoint--> checkpointed --restore--> locked --unlock--> running
     """
 
     def restore_tid(self, pid: int) -> int | None:
-        """The driver's own thread in the process, which must be able to run; None where there is no CUDA context."""
+        """The driver's own thread in the process, which must be able to run; None where there is no CUDA context.
+
+        A zombie has none either (seen with driver 580.159).
+        """
         ...
 
     def state(self, pid: int) -> CudaState:

@@ -18,7 +18,6 @@ def host(fake_gpu, monkeypatch):
     for name, value in fake_gpu.variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(nvidia.cuda, "LIBRARY", fake_gpu.libcuda)
-    monkeypatch.setattr(nvidia.cuda.load, "__defaults__", (fake_gpu.libcuda,))
     return fake_gpu
 
 

@@ -275,6 +275,32 @@ def test_a_pid_that_does_not_exist_is_an_error_and_not_a_process_without_cuda(be
     assert code_of(bench.suspender.state, process.pid) == 304
 
 
+def test_a_zombie_is_a_process_without_cuda(bench):
+    app = bench.start()
+    os.kill(app.pid, signal.SIGKILL)
+    end = time.monotonic() + 20
+    while Path(f"/proc/{app.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert bench.suspender.restore_tid(app.pid) is None
+    assert code_of(bench.suspender.state, app.pid) == 3
+
+
+def test_a_stopped_process_tells_its_restore_thread_and_nothing_else(bench):
+    app, suspender, answers = bench.start(), bench.suspender, []
+    tid = suspender.restore_tid(app.pid)
+    os.kill(app.pid, signal.SIGSTOP)
+    time.sleep(0.3)
+    assert suspender.restore_tid(app.pid) == tid
+    asker = threading.Thread(target=lambda: answers.append(suspender.state(app.pid)), daemon=True)
+    asker.start()
+    asker.join(1.5)
+    assert asker.is_alive()
+    os.kill(app.pid, signal.SIGCONT)
+    asker.join(20)
+    assert answers == ["running"]
+
+
 def test_gpu_memory_is_given_back_while_checkpointed(bench):
     app, suspender, nvidia = bench.start(), bench.suspender, Nvidia()
     uses = nvidia.uses([app.pid])

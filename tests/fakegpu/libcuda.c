@@ -103,7 +103,7 @@ static int request(int pid, const char *text, int *value)
 	if (connection < 0)
 		return OPERATING_SYSTEM;
 	if (connect(connection, (struct sockaddr *)&address, sizeof(address)))
-		code = process_lives(process) ? NOT_INITIALIZED : OPERATING_SYSTEM;
+		code = NOT_INITIALIZED;
 	else
 		code = ask(connection, text, value);
 	close(connection);
@@ -120,9 +120,58 @@ static int zeroed(const void *bytes, size_t from, size_t to)
 	return 1;
 }
 
+static int has_fault(const char *action)
+{
+	char path[600], line[128];
+	size_t length = strlen(action);
+	int found = 0;
+	FILE *file;
+
+	snprintf(path, sizeof(path), "%s/faults", directory);
+	file = fopen(path, "re");
+	while (file && fgets(line, sizeof(line), file))
+		found |= !strncmp(line, action, length) && line[length] == '=';
+	if (file)
+		fclose(file);
+	return found;
+}
+
+/* The restore thread by its name; 0 without one. */
+static int named_thread(int process)
+{
+	char path[300], name[64];
+	struct dirent *entry;
+	int tid = 0;
+	FILE *file;
+	DIR *dir;
+
+	snprintf(path, sizeof(path), "/proc/%d/task", process);
+	dir = opendir(path);
+	while (dir && !tid && (entry = readdir(dir))) {
+		snprintf(path, sizeof(path), "/proc/%d/task/%s/comm", process, entry->d_name);
+		file = fopen(path, "re");
+		if (file && fgets(name, sizeof(name), file) && !strncmp(name, "cuda0000", 8))
+			tid = atoi(entry->d_name);
+		if (file)
+			fclose(file);
+	}
+	if (dir)
+		closedir(dir);
+	return tid;
+}
+
+/* Seen on driver 580.159: this one is answered for a stopped process too (the others wait), and a zombie has
+ * no CUDA. With a fault for it the thread is asked. */
 int cuCheckpointProcessGetRestoreThreadId(int pid, int *tid)
 {
-	return request(pid, "tid\n", tid);
+	int process = status_number(pid, "Tgid:");
+
+	if (has_fault("tid"))
+		return request(pid, "tid\n", tid);
+	if (pid <= 0 || !process)
+		return pid <= 0 ? INVALID_VALUE : OPERATING_SYSTEM;
+	*tid = named_thread(process);
+	return *tid ? SUCCESS : NOT_INITIALIZED;
 }
 
 int cuCheckpointProcessGetState(int pid, int *state)
