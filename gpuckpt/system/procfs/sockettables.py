@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ipaddress
+import socket
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -145,8 +145,9 @@ def address(text: str) -> str:
     # The kernel prints 32-bit words in host byte order, of an address in network byte order.
     words = [raw[at : at + 4] for at in range(0, len(raw), 4)]
     packed = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
-    ip = ipaddress.ip_address(packed)
-    return f"[{ip}]:{int(port, 16)}" if ip.version == 6 else f"{ip}:{int(port, 16)}"
+    if len(packed) == 4:
+        return f"{socket.inet_ntop(socket.AF_INET, packed)}:{int(port, 16)}"
+    return f"[{socket.inet_ntop(socket.AF_INET6, packed)}]:{int(port, 16)}"
 
 
 def parse_unix(text: str) -> Iterator[Row]:
