@@ -59,7 +59,7 @@ def dump(
         settle_seconds=settle,
         force_program=force_program,
     )
-    return carry_out(Manner(as_json, quiet, verbose), lambda listener: _run(request, listener))
+    return carry_out(Manner(as_json, quiet, verbose, dry_run), lambda listener: _run(request, listener))
 
 
 def _run(request: DumpRequest, listener: Listener) -> Report:

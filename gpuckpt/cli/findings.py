@@ -15,21 +15,14 @@ def draw_plan(report: Report) -> None:
     """The screen of --dry-run: what would be done, and every check."""
     sheet = Sheet(all_lines=True)
     sheet.title(f"Plan: {report.command}", _subject(report), _forecast(report))
-    steps = report.data.get("plan")
-    if isinstance(steps, (list, tuple)) and steps:
-        sheet.heading("Steps")
-        for number, step in enumerate(steps, 1):
-            sheet.line(f"{number}. {words.safe(step)}")
     add_findings(sheet, report.findings, passes=True)
     sheet.draw()
 
 
 def _subject(report: Report) -> str:
-    data = report.data
-    pid, image = data.get("root_pid", data.get("pid")), data.get("image", "")
-    if report.command == "dump":
-        return f"{pid} to {image}" if pid else str(image)
-    return str(image or pid or "")
+    root, image = report.data.get("root_pid", ""), report.data.get("image", "")
+    joint = {"dump": " to ", "restore": " from "}.get(report.command, " ")
+    return joint.join(filter(None, (str(root), str(image))))
 
 
 def _forecast(report: Report) -> Text:

@@ -51,11 +51,13 @@ def _criu(host: Host) -> str:
     if host.criu.path is None:
         return host.criu.problem or "CRIU was not found"
     verdict = {True: "passes `criu check`", False: "fails `criu check`", None: "not tried"}[host.criu.check_ok]
-    return f"CRIU {host.criu.version or '?'} at {host.criu.path}, {host.criu.problem or verdict}"
+    said = host.criu.check_output.strip().splitlines()
+    why = f": {said[-1]}" if host.criu.check_ok is False and said else ""
+    return f"CRIU {host.criu.version or '?'} at {host.criu.path}, {host.criu.problem or verdict}{why}"
 
 
 def _cgroup(host: Host) -> str:
-    places = {"systemd": "a systemd scope of its own", "v2": "a cgroup of its own", "none": "the cgroup of gpuckpt"}
+    places = {"systemd": "a systemd scope of their own", "v2": "a cgroup of their own", "none": "the cgroup of gpuckpt"}
     return f"restored trees live in {places[host.cgroup]}"
 
 

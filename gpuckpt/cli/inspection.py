@@ -12,7 +12,7 @@ from gpuckpt.cli.findings import add_findings
 from gpuckpt.cli.hostsheet import add_host, host_verdict
 from gpuckpt.cli.imagesheet import add_parts, add_timings, image_facts, image_verdict
 from gpuckpt.cli.manner import Manner
-from gpuckpt.cli.sheet import BAD, GOOD, UNSURE, Sheet
+from gpuckpt.cli.sheet import BAD, GOOD, UNSURE, Cell, Sheet
 from gpuckpt.cli.treesheet import add_tree, tree_facts
 from gpuckpt.model.facts import Host, Tree
 from gpuckpt.model.jsonform import from_json
@@ -45,8 +45,18 @@ def _process(sheet: Sheet, report: Report, data: dict[str, Any]) -> None:
     root = tree.processes[0] if tree.processes else None
     sheet.title("Process", f"{tree.root.pid} {root.comm if root else ''}", _dumpable(data, report))
     estimate = data.get("estimate_bytes")
-    sheet.facts([*tree_facts(tree), ("image size", f"about {words.size(estimate)}" if estimate is not None else "")])
+    size = f"about {words.size(estimate)}" if estimate is not None else ""
+    sheet.facts([*tree_facts(tree), ("image size", size), ("held", _held(data, tree))])
     add_tree(sheet, tree, host)
+
+
+def _held(data: dict[str, Any], tree: Tree) -> Cell:
+    interrupted = data.get("interrupted")
+    if not interrupted:
+        return ""
+    what, since = words.safe(interrupted.get("operation", "run")), interrupted.get("since")
+    when = f", since {words.moment(since)}" if isinstance(since, (int, float)) and since else ""
+    return Text(f"by an interrupted {what}{when}: gpuckpt restore --tree {tree.root.pid}", BAD)
 
 
 def _dumpable(data: dict[str, Any], report: Report) -> Text:

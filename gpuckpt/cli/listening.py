@@ -30,7 +30,7 @@ def listening(manner: Manner) -> Iterator[Listener]:
         relay = Relay(lambda event: _write_unlocked(json.dumps(event.to_json())))
     elif manner.verbose and not manner.quiet:
         relay = Relay(_write_line)
-    elif not manner.quiet and is_terminal(sys.stderr):
+    elif not (manner.quiet or manner.shares_terminal) and is_terminal(sys.stderr):
         from gpuckpt.cli.progress import Progress  # noqa: PLC0415  rich.progress takes 64 ms
 
         progress = Progress()
@@ -53,7 +53,7 @@ def _write_line(event: Event) -> None:
         return
     took = f" {duration(event.seconds)}" if event.seconds is not None else ""
     words = f": {safe(event.message)}" if event.message else ""
-    state = "" if event.state == "note" else f" {event.state}"
+    state = " done" if event.state == "end" else ""
     _write_unlocked(f"gpuckpt: {safe(event.phase)}{state}{took}{words}")
 
 
@@ -72,8 +72,7 @@ def _write_unlocked(line: str) -> None:
 class Relay:
     """Hands events to a thread that writes them, so that a blocked terminal or pipe never blocks the flow.
 
-    `hear` returns at once and raises nothing. The phase "wait" means that the terminal now belongs to the
-    restored job: `hear` returns when what was drawn is gone from it, or after a short while.
+    `hear` returns at once and raises nothing.
     """
 
     def __init__(self, show: Callable[[Event], None], close: Callable[[], None] = lambda: None) -> None:
@@ -86,8 +85,6 @@ class Relay:
     def hear(self, event: Event) -> None:
         """Take one event."""
         self._events.put(event)
-        if event.phase == "wait":
-            self.close()
 
     def close(self) -> None:
         """Let the thread finish; one that is stuck is left alone."""

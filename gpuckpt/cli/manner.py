@@ -13,11 +13,14 @@ DEFAULT_COLUMNS = 100
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """The common options of one run."""
+    """The options of one run that change how it talks."""
 
     json: bool = False
     quiet: bool = False
     verbose: bool = False
+    dry_run: bool = False
+    shares_terminal: bool = False
+    """The restored job writes to this terminal too (--wait): nothing may be drawn over it."""
 
     @property
     def silent(self) -> bool:

@@ -111,23 +111,15 @@ def stream_file(text: str) -> Path:
 
 
 def check_ids(values: list[str] | None) -> frozenset[str]:
-    """The ids of --allow; an unknown one is refused with the nearest name."""
+    """The ids of --allow. A name that is no check's, or of a check that nothing can open, is refused."""
     ids = frozenset(item.strip() for value in values or () for item in value.split(",") if item.strip())
     if ids:
-        _refuse_unknown(ids)
+        from gpuckpt.checks import allow_error  # noqa: PLC0415  only --allow needs the lists
+
+        error = allow_error(ids)
+        if error is not None:
+            raise error
     return ids
-
-
-def _refuse_unknown(ids: frozenset[str]) -> None:
-    from difflib import get_close_matches  # noqa: PLC0415  only when --allow is used
-
-    from gpuckpt.cli.checklist import known_checks  # noqa: PLC0415
-
-    known = [check.id for check in known_checks()]
-    for unknown in sorted(ids.difference(known)) if known else ():
-        near = get_close_matches(unknown, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else "`man gpuckpt-dump` and `man gpuckpt-restore` list them"
-        raise UsageError(f"--allow {unknown}: there is no such check", hint)
 
 
 def gpu_map(values: list[str] | None) -> dict[str, str]:

@@ -45,8 +45,6 @@ class Progress:
 
     def show(self, event: Event) -> None:
         """Draw one event."""
-        if event.phase == "wait":
-            return
         self._display.start()
         if event.state == "note":
             if event.message:
@@ -54,7 +52,7 @@ class Progress:
             return
         task = self._task(event.phase)
         if event.state == "end":
-            self._display.update(task, total=1, completed=1)
+            self._finish(task)
         elif event.done_bytes is not None:
             of = f" of {size(event.total_bytes)}" if event.total_bytes else ""
             amount = f"{size(event.done_bytes)}{of}"
@@ -62,9 +60,15 @@ class Progress:
 
     def _task(self, phase: str) -> TaskID:
         if phase not in self._tasks:
+            # A phase that begins ends those before it, also where nobody says so.
+            for earlier in self._tasks.values():
+                self._finish(earlier)
             label = LABELS.get(phase, safe(phase).replace("_", " "))
             self._tasks[phase] = self._display.add_task(label, total=None, amount="")
         return self._tasks[phase]
+
+    def _finish(self, task: TaskID) -> None:
+        self._display.update(task, total=1, completed=1)
 
     def close(self) -> None:
         """Take the display off the terminal."""

@@ -44,17 +44,17 @@ def final_status(report: Report) -> int:
 def _show(report: Report, manner: Manner) -> None:
     if report.command == "inspect" and report.data:
         _draw_inspection(report, manner)
-    elif _is_plan(report):
+    elif _is_plan(report, manner):
         _draw_plan(report)
     if report.error is not None:
-        write(sys.stderr, "\n".join(failure_lines(report, report.error)) + "\n")
+        write(sys.stderr, "".join(f"{line}\n" for line in failure_lines(report, report.error, manner)))
     elif not manner.silent:
         write(sys.stderr, "".join(f"{line}\n" for line in warning_lines(report, manner)))
         write(sys.stdout, "".join(f"{line}\n" for line in result_lines(report)))
 
 
-def _is_plan(report: Report) -> bool:
-    return report.outcome == "planned" or "plan" in report.data
+def _is_plan(report: Report, manner: Manner) -> bool:
+    return report.outcome == "planned" or (manner.dry_run and bool(report.findings))
 
 
 def _draw_inspection(report: Report, manner: Manner) -> None:
@@ -69,16 +69,14 @@ def _draw_plan(report: Report) -> None:
     draw_plan(report)
 
 
-def failure_lines(report: Report, error: GpuckptError) -> list[str]:
-    """What happened, why, what to do: three lines; failed checks each bring their own three."""
+def failure_lines(report: Report, error: GpuckptError, manner: Manner) -> list[str]:
+    """What happened, why, what to do: three lines; where several checks refuse, three for each."""
     lines = [f"gpuckpt: {_headline(report, error)}"]
-    if _is_plan(report) and report.findings:
-        return lines  # the plan's table has just said why
+    if _is_plan(report, manner):
+        return lines  # the plan has just said why
     blocking = [finding for finding in report.findings if finding.blocks]
-    if blocking and error.status in (10, 20, 21, 22):
-        for finding in blocking:
-            lines += _finding_lines(finding)
-        return lines
+    if len(blocking) > 1 and error.status in (10, 20, 21, 22):
+        return lines + [line for finding in blocking for line in _finding_lines(finding)]
     lines.append(f"  why: {words.safe(error.message)}")
     if error.hint:
         lines.append(f"  do:  {words.safe(error.hint)}")
@@ -101,10 +99,11 @@ def _finding_lines(finding: Finding) -> list[str]:
 
 
 def warning_lines(report: Report, manner: Manner) -> list[str]:
-    """One line for each check that did not pass and does not block."""
+    """One line for each check that did not pass and does not block, and for each note of the run."""
     if manner.quiet or report.outcome == "planned" or report.command == "inspect":
         return []
-    return [_warning(finding) for finding in report.findings if warns(finding)]
+    notes = [f"gpuckpt: note: {words.safe(note)}" for note in report.data.get("notes") or ()]
+    return [_warning(finding) for finding in report.findings if warns(finding)] + notes
 
 
 def warns(finding: Finding) -> bool:
@@ -125,8 +124,7 @@ def result_lines(report: Report) -> list[str]:
     """The one line that says a dump, restore or repair is done."""
     if report.outcome == "planned" or report.command == "inspect" or "exit_status" in report.data:
         return []
-    line = _dumped(report) if "image_id" in report.data or report.command == "dump" else _restored(report)
-    return [line]
+    return [_dumped(report) if report.command == "dump" else _restored(report)]
 
 
 def _dumped(report: Report) -> str:
@@ -141,11 +139,11 @@ def _dumped(report: Report) -> str:
 
 def _restored(report: Report) -> str:
     data = report.data
-    verb = "repaired" if report.process == "running" else "restored"
-    image = f" from {words.safe(data['image'])}" if data.get("image") else ""
+    if not data.get("image"):
+        return f"repaired {_tree(data)}; {STATES[report.process]}"
     seconds = data.get("seconds") or {}
     took = f" in {words.duration(sum(seconds.values()))}" if seconds else ""
-    return f"{verb} {_tree(data)}{image}{took}"
+    return f"restored {_tree(data)} from {words.safe(data['image'])}{took}"
 
 
 def _tree(data: dict[str, object]) -> str:

@@ -85,7 +85,9 @@ def restore(
             settle_seconds=settle,
             force_program=force_program,
         )
-    return carry_out(Manner(as_json, quiet, verbose), lambda listener: _run(request, listener))
+    return carry_out(
+        Manner(as_json, quiet, verbose, dry_run, shares_terminal=wait), lambda listener: _run(request, listener)
+    )
 
 
 def _image(image: str | None) -> Path:

@@ -36,7 +36,7 @@ def test_dump_options_arrive(flow, gpuckpt, tmp_path, monkeypatch):
     flow.answer = dump_report()
     monkeypatch.chdir(tmp_path)
     argv = "dump --tree 4242 img --leave-running --tcp keep --dry-run --allow a-1,b --allow c --keep-argv --timeout 9.5"
-    monkeypatch.setattr("gpuckpt.cli.options._refuse_unknown", lambda _ids: None)
+    monkeypatch.setattr("gpuckpt.checks.allow_error", lambda _ids: None)
     status, _, _ = gpuckpt(*argv.split(), "--lock-timeout", "7", "--settle", "0", "--use-cuda-program")
     assert status == 0
     assert flow.request == DumpRequest(
@@ -177,14 +177,13 @@ def test_empty_path_is_wrong_usage(flow, gpuckpt):
     assert gpuckpt("inspect", "")[0] == 2
 
 
-def test_unknown_check_names_the_nearest(flow, gpuckpt, monkeypatch):
-    class Check:
-        id = "tcp-outside"
-
-    monkeypatch.setattr("gpuckpt.cli.checklist.known_checks", lambda *_: [Check])
-    status, _, err = gpuckpt("dump", "--tree", "1", "img", "--allow", "tcp-outsde")
+def test_unknown_check_names_the_nearest(flow, gpuckpt):
+    status, _, err = gpuckpt("dump", "--tree", "1", "img", "--allow", "io-urin")
     assert status == 2
-    assert "did you mean tcp-outside?" in err
+    assert "did you mean io-uring?" in err
+    flow.answer = dump_report()
+    assert gpuckpt("dump", "--tree", "1", "img", "--allow", "io-uring")[0] == 0
+    assert flow.request.allow == {"io-uring"}
 
 
 @pytest.mark.parametrize(

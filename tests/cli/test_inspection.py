@@ -64,6 +64,14 @@ def test_process(capsys):
     assert "can be dumped now" in screen(process_report(dumpable="yes"), capsys)
 
 
+def test_a_tree_left_held_says_how_to_repair_it(capsys):
+    held = {"operation": "dump", "since": 0.5}
+    assert "by an interrupted dump, since 1970-01-01 00:00:00 UTC: gpuckpt restore --tree 4242" in screen(
+        process_report(interrupted=held), capsys
+    )
+    assert "held" not in screen(process_report(interrupted=None), capsys).lower().split("processes")[0]
+
+
 def test_verbose_shows_all(capsys):
     out = screen(process_report(), capsys, verbose=True)
     assert "libcuda.so" in out

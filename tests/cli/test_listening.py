@@ -65,14 +65,13 @@ def test_a_listener_that_fails_is_no_failure():
     relay.close()
 
 
-def test_wait_hands_the_terminal_over():
-    closed = threading.Event()
-    relay = Relay(lambda _event: time.sleep(0.05), closed.set)
-    relay.hear(Event("ready", "end"))
-    relay.hear(Event("wait", "begin"))
-    assert closed.is_set()
-    relay.hear(Event("wait", "end"))
-    relay.close()
+def test_nothing_is_drawn_over_a_job_that_shares_the_terminal(monkeypatch):
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with listening(Manner(shares_terminal=True)) as listener:
+        for event in EVENTS:
+            listener(event)
+    assert stream.getvalue() == ""
 
 
 @pytest.mark.parametrize("manner", [Manner(), Manner(quiet=True)])
@@ -88,12 +87,12 @@ def test_verbose_lines(capsys):
         for event in EVENTS:
             listener(event)
     assert capsys.readouterr().err.splitlines() == [
-        "gpuckpt: lock begin",
+        "gpuckpt: lock",
         r"gpuckpt: lock: waits for 4243\x1b[2J",
-        "gpuckpt: lock end 0.30 s",
-        "gpuckpt: capture begin",
-        "gpuckpt: capture end 1.00 s",
-        "gpuckpt: something-new end",
+        "gpuckpt: lock done 0.30 s",
+        "gpuckpt: capture",
+        "gpuckpt: capture done 1.00 s",
+        "gpuckpt: something-new done",
     ]
 
 

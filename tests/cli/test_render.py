@@ -51,7 +51,15 @@ def test_leave_running_says_so():
 
 def test_restored_and_repaired():
     assert result_lines(restore_report())[0].startswith("restored 4242 (4 processes) from /var/lib/gpuckpt/llm")
-    assert result_lines(restore_report(process="running"))[0].startswith("repaired 4242")
+    repaired = Report("restore", "ok", "running", {"root_pid": 4242, "pids": [4242], "duty": "resume"})
+    assert result_lines(repaired) == ["repaired 4242 (1 process); the process runs on as before"]
+
+
+def test_notes_of_the_run_are_said(capsys):
+    report = dump_report(findings=())
+    report.data["notes"] = ["an unfinished image was removed"]
+    present(report, Manner(verbose=True))
+    assert capsys.readouterr().err == "gpuckpt: note: an unfinished image was removed\n"
 
 
 def test_warnings_are_lines_on_stderr(monkeypatch):
@@ -102,7 +110,7 @@ def test_every_failure_has_a_first_line(kind):
     error = (
         kind(15, "why", process="frozen") if kind is errors.Interrupted else kind("why", "what to do", process="frozen")
     )
-    lines = failure_lines(Report("dump", "failed", "frozen", error=error), error)
+    lines = failure_lines(Report("dump", "failed", "frozen", error=error), error, Manner())
     assert lines[0].startswith("gpuckpt: ")
     assert ":" not in lines[0][len("gpuckpt:") :]
     assert "  why: why" in lines
@@ -112,7 +120,7 @@ def test_every_failure_has_a_first_line(kind):
 
 def test_several_refusing_checks_are_all_shown():
     error = errors.Refused("two checks refuse")
-    lines = failure_lines(process_report_refused(), error)
+    lines = failure_lines(process_report_refused(), error, Manner())
     assert lines[0] == "gpuckpt: dump refused; nothing was touched"
     text = "\n".join(lines)
     assert "tcp-outside: 10.0.0.1:41022" in text
@@ -129,14 +137,14 @@ def test_a_plan_is_shown_without_a_terminal_and_says_why_once(capsys):
     report = dump_report(
         outcome="refused",
         process="untouched",
-        data={"plan": ["lock", "dump"], "root_pid": 4242},
+        data={"image": "/img", "root_pid": 4242},
         findings=process_report().findings,
         error=errors.Refused("x"),
     )
-    assert present(report, Manner()) == 20
+    assert present(report, Manner(dry_run=True)) == 20
     out, err = capsys.readouterr()
     assert "would be refused: 2 checks" in out
-    assert "2. dump" in out
+    assert "4242 to /img" in out
     for finding in report.findings:
         assert finding.id in out
     assert err == "gpuckpt: dump refused; nothing was touched\n"
