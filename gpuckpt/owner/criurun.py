@@ -106,12 +106,14 @@ class CriuRun:
         return self._child.wait(timeout)
 
     def turn_away(self, timeout: float) -> int | None:
-        """Abort at the gate and wait until CRIU has undone its work; kill it when it does not end."""
+        """Abort at the gate and wait until CRIU has undone its work; kill it when it does not end.
+
+        None when it had to be killed. Helpers that a CRIU which failed has left in its group end too.
+        """
         self._gate.close()
         status = self._child.wait(timeout)
-        if status is None:
+        if status != 0:
             self.kill()
-            status = self._child.wait(5.0)
         return status
 
     def kill(self) -> None:

@@ -5,13 +5,13 @@ steps, and what a crash of the owner at each leaves (main, or a later `restore -
 1. lock, hold, checkpoint, stop   CUDA locked or checkpointed, tree running or stopped: resumed by looking
 2. criu dump, up to the gate      CRIU finds nobody at the gate, undoes everything: as after 1
 3. wait for main at the gate      as 2; main publishes the image meanwhile
-4. journal `committed`, commit    the image is good: CRIU ends the tree, or the repair does
+4. journal `committed`, commit    the image is good: CRIU ends the tree, or the repair finishes the ending.
+                                  A tree that CRIU has let go meanwhile has run on past its image: it goes on
    (--leave-running: commit, resume; a crash leaves the tree stopped as after 1)
 """
 
 from __future__ import annotations
 
-import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +22,7 @@ from gpuckpt.owner.criurun import Aborted, CriuFailure, CriuRun, Expired
 from gpuckpt.owner.gate import Gate
 from gpuckpt.owner.messages import Channel, PeerGone
 from gpuckpt.owner.suspension import SuspendFailed, checkpoint_all, lock_all
-from gpuckpt.owner.unwind import Means, Unwound, remove_network_lock, unwind
+from gpuckpt.owner.unwind import Means, Unwound, end_all, has_gone_on, remove_network_lock, unwind
 from gpuckpt.system import criu, criu_log, procfs
 
 if TYPE_CHECKING:
@@ -172,11 +172,15 @@ class DumpWork:
         return self._run.failure()
 
     def _finish_ending(self, *, ok: bool) -> None:
-        """The image is published: the tree ends, by CRIU or, where CRIU failed, by us."""
+        """The image is published: the tree ends, by CRIU or, where CRIU died in the middle of it, by us."""
         if not ok:
-            for identity in self._order.tree.ids:
-                procfs.send(identity, signal.SIGKILL)
             self._remove_network_lock()
+            if has_gone_on(self._order.tree):
+                # Its script or CRIU was killed at the gate: to end it now would lose what it has done since.
+                failure = self._failure()
+                self._fail(failure.cause, failure.remedy, failure.line)
+                return
+            end_all(self._order.tree)
         now = time.monotonic()
         left = procfs.wait_gone(self._order.tree.ids, GONE_SECONDS)
         self._tell(

@@ -7,6 +7,7 @@ still stopped) and at post-restore (memory in, no instruction run), and waits fo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import socket
@@ -61,12 +62,27 @@ class Gate:
         self._listener.close()
 
 
+def remove_script(run_directory: Path) -> None:
+    """Remove the script of a run, wherever it had to lie: an owner that was killed could not."""
+    for place in _places(run_directory):
+        with contextlib.suppress(OSError):
+            (place / _script_name(run_directory)).unlink(missing_ok=True)
+
+
+def _script_name(run_directory: Path) -> str:
+    return f"gpuckpt-gate-{run_directory.name}"
+
+
+def _places(run_directory: Path) -> tuple[Path, ...]:
+    return (run_directory, Path("/var/lib/gpuckpt"), Path("/root"), Path("/var/tmp"))  # noqa: S108 - see O_EXCL
+
+
 def _write_script(run_directory: Path) -> Path:
     """CRIU's --action-script takes one executable file and calls it at every stage: the shell sorts out quickly."""
     python, client = shlex.quote(sys.executable), shlex.quote(str(Path(gate_client.__file__)))
     stages = "|".join(STAGES)
     text = f'#!/bin/sh\ncase "$CRTOOLS_SCRIPT_ACTION" in\n{stages}) exec {python} -I -S {client} ;;\nesac\nexit 0\n'
-    script = _executable_place(run_directory) / f"gpuckpt-gate-{run_directory.name}"
+    script = _executable_place(run_directory) / _script_name(run_directory)
     script.unlink(missing_ok=True)
     descriptor = os.open(script, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o700)
     os.write(descriptor, text.encode())
@@ -76,7 +92,7 @@ def _write_script(run_directory: Path) -> Path:
 
 def _executable_place(run_directory: Path) -> Path:
     """The first directory from which programs may be started: Debian mounts /run with noexec."""
-    for place in (run_directory, Path("/var/lib/gpuckpt"), Path("/root"), Path("/var/tmp")):  # noqa: S108 - see O_EXCL
+    for place in _places(run_directory):
         if place.is_dir() and not os.statvfs(place).f_flag & os.ST_NOEXEC:
             return place
     return run_directory

@@ -3,75 +3,92 @@
 What is right depends on how far the run's journal says it came:
 
 dump, not committed        the tree goes on (unwind by looking)
-dump, committed            the image is good: the ending is finished (with --leave-running: the tree goes on)
-restore, not let go        the half-built tree ends
+dump, committed            the image is good: the ending is finished. But a tree that runs again has run on past
+                           its image, perhaps for hours: it goes on (with --leave-running it does anyway)
+restore, not let go        the half-built tree ends (also where CRIU died before it had let all of it go)
 restore, let go            nothing
 no journal                 the tree goes on
 """
 
 from __future__ import annotations
 
-import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from gpuckpt.model.facts import ProcessId
 from gpuckpt.model.jsonform import to_json
 from gpuckpt.owner import journal as journals
-from gpuckpt.owner.messages import Channel, DumpOrder, RepairOrder, RestoreOrder, order_from_json
-from gpuckpt.owner.restoring import end_half_built
-from gpuckpt.owner.unwind import Means, look, remove_network_lock, unwind
+from gpuckpt.owner.halfbuilt import came_alive, end_half_built, own_processes
+from gpuckpt.owner.messages import Channel, DumpOrder, RepairOrder, RestoreOrder, TreeOrder, order_from_json
+from gpuckpt.owner.runs import CRIU_LOG, began
+from gpuckpt.owner.unwind import Means, end_all, has_gone_on, look, remove_network_lock, unwind
 from gpuckpt.system import criu_log, procfs
 
+GONE_SECONDS = 10.0
 CRIU_SECONDS = 30.0
 """How long an orphaned CRIU may take to notice that nobody is at its gate, and to undo its work."""
 
 Duty = Literal["resume", "finish-ending", "end-half-built", "nothing"]
 
 
-def duty(past: journals.PastRun) -> Duty:
-    """What a survivor must do after a run with this journal."""
+def duty(past: journals.PastRun, log: Path) -> Duty:
+    """What a survivor must do after a run with this journal and this CRIU log."""
     started = past.last("order")
     kind = started["kind"] if started else "repair"
     if kind == "dump":
         committed = past.last("committed")
         return "finish-ending" if committed and not committed.get("leave_running") else "resume"
     if kind == "restore":
-        return "nothing" if past.has("let-go") or not past.has("criu") else "end-half-built"
+        whole = past.has("let-go") and came_alive(log)
+        return "nothing" if whole or not past.has("criu") else "end-half-built"
     return "resume"
 
 
 def repair(order: RepairOrder, main: Channel, means: Means) -> None:
     """Carry out a repair order and report what was seen afterwards."""
-    past = journals.read(Path(order.left_behind)) if order.left_behind else journals.PastRun([])
-    what = duty(past)
+    left_behind = Path(order.left_behind) if order.left_behind else None
+    past = journals.read(left_behind) if left_behind else journals.PastRun([])
+    await_orphaned_criu(past)
+    log = (left_behind or Path(order.run_directory)) / CRIU_LOG
+    what = duty(past, log)
+    if what == "finish-ending" and has_gone_on(order.tree):
+        what = "resume"
     means.journal.write("repair", duty=what)
-    _await_orphaned_criu(past)
-    if order.left_behind:
-        _remove_lock_of(Path(order.left_behind))
+    _remove_lock_of(log)
     if what == "resume":
         unwound = unwind(order.tree, means)
         main.send("repaired", duty=what, state=unwound.state, problem=unwound.problem, seen=to_json(unwound.seen))
         return
     if what == "finish-ending":
-        for identity in order.tree.ids:
-            procfs.send(identity, signal.SIGKILL)
-        procfs.wait_gone(order.tree.ids, CRIU_SECONDS)
-    if what == "end-half-built":
-        end_half_built(order.tree.ids, born_after=_run_began(past))
-    seen = look(order.tree, means.suspender)
+        end_all(order.tree)
+        procfs.wait_gone(order.tree.ids, GONE_SECONDS)
+        tree = order.tree
+    else:
+        pids = [identity.pid for identity in order.tree.ids]
+        if what == "end-half-built":
+            end_half_built(log, pids, born_after=began(past), long_ago=True)
+        tree = _restored(order.tree, own_processes(log, pids, born_after=began(past), long_ago=True))
+    seen = look(tree, means.suspender)
     states = {one.state for one in seen}
     state = "frozen" if "frozen" in states else "running" if "running" in states else "gone"
-    main.send("repaired", duty=what, state=state, problem="", seen=to_json(seen))
+    main.send("repaired", duty=what, state=state, problem="", seen=to_json(seen), ids=to_json(tree.ids))
 
 
-def _run_began(past: journals.PastRun) -> int:
-    line = past.last("owner-started")
-    return int(line["start_ticks"]) if line else 0
+def _restored(tree: TreeOrder, fresh: list[ProcessId]) -> TreeOrder:
+    """The tree of a restore as it lives now: the dump's pids with the start times of the restored processes."""
+    now = {identity.pid: identity for identity in fresh}
+    gone = ProcessId(tree.root.pid, 0)
+    return TreeOrder(
+        root=now.get(tree.root.pid, gone),
+        ids=tuple(fresh) or (gone,),
+        stopped=tuple(now[one.pid] for one in tree.stopped if one.pid in now),
+        cuda=tuple(replace(member, id=now[member.id.pid]) for member in tree.cuda if member.id.pid in now),
+    )
 
 
-def _await_orphaned_criu(past: journals.PastRun) -> None:
+def await_orphaned_criu(past: journals.PastRun) -> None:
     """An orphaned CRIU undoes its work by itself when nobody is at the gate; one that hangs is killed."""
     line = past.last("criu-started")
     if line is None:
@@ -86,12 +103,12 @@ def _await_orphaned_criu(past: journals.PastRun) -> None:
             return
 
 
-def _remove_lock_of(run_directory: Path) -> None:
+def _remove_lock_of(log: Path) -> None:
     try:
-        log = (run_directory / "criu.log").read_text("utf-8", "replace")
+        text = log.read_text("utf-8", "replace")
     except OSError:
         return
-    remove_network_lock(criu_log.run_id(log))
+    remove_network_lock(criu_log.run_id(text))
 
 
 def order_of(past: journals.PastRun) -> DumpOrder | RestoreOrder | None:

@@ -12,7 +12,6 @@ steps, and what a crash of the owner at each leaves:
 from __future__ import annotations
 
 import os
-import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,19 +21,19 @@ from gpuckpt.owner import gpumemory
 from gpuckpt.owner.criurun import Aborted, CriuFailure, CriuRun, Expired
 from gpuckpt.owner.dumping import Clock
 from gpuckpt.owner.gate import Gate
+from gpuckpt.owner.halfbuilt import end_half_built
 from gpuckpt.owner.messages import INHERITED_FD, Channel, CudaMember, PeerGone, TreeOrder
 from gpuckpt.owner.suspension import ResumeFailed, resume_all
 from gpuckpt.owner.unwind import MEMORY_WAIT_SECONDS, Means, remove_network_lock
 from gpuckpt.system import cgroups, criu, criu_log, procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from gpuckpt.model.facts import ProcessId
     from gpuckpt.owner.messages import Inherited, RestoreOrder
 
 END_SECONDS = 60.0
-KILL_SECONDS = 10.0
 WAIT_STEP_SECONDS = 0.1
 
 
@@ -168,10 +167,15 @@ class RestoreWork:
         self._clock.begin()
         self._main.send("phase", phase="host_to_gpu")
         deadline = self._means.deadline or time.monotonic() + MEMORY_WAIT_SECONDS
-        missing = gpumemory.await_room(tree.cuda, self._means.driver, deadline, self._order.gpu_map)
-        if missing:
-            raise ResumeFailed(missing)
-        resume_all(tree, self._means.suspender, self._means.journal, gpu_map=self._order.gpu_map, exitkill=True)
+        gpu_map = self._order.gpu_map
+        resume_all(
+            tree,
+            self._means.suspender,
+            self._means.journal,
+            room=lambda members: gpumemory.await_room(members, self._means.driver, deadline, gpu_map),
+            gpu_map=gpu_map,
+            exitkill=True,
+        )
         self._clock.end("host_to_gpu")
 
     def _report(self, tree: TreeOrder) -> None:
@@ -199,7 +203,8 @@ class RestoreWork:
             status = self._run.turn_away(END_SECONDS)
             if status is None or status < 0:
                 remove_network_lock(criu_log.run_id(self._run.log_text()))
-        left = end_half_built(self._order.tree.ids, born_after=_own_start_ticks())
+        pids = [identity.pid for identity in self._order.tree.ids]
+        left = end_half_built(self._paths.log, pids, born_after=_own_start_ticks())
         if self._cgroup is not None:
             self._cgroup.kill()
             self._cgroup.remove()
@@ -217,33 +222,6 @@ def _own_start_ticks() -> int:
     identity = procfs.process_id(os.getpid())
     assert identity is not None  # noqa: S101 - we live
     return identity.start_ticks
-
-
-def end_half_built(ids: Sequence[ProcessId], *, born_after: int) -> list[int]:
-    """SIGKILL every process that has one of these pids and was born by the restore; returns what is left.
-
-    `born_after` (clock ticks since boot) keeps strangers safe that had the pid all along.
-    """
-    found = [now for one in ids if (now := procfs.process_id(one.pid)) and now.start_ticks >= born_after]
-    for identity in found:
-        procfs.send(identity, signal.SIGKILL)
-    deadline = time.monotonic() + KILL_SECONDS
-    left = found
-    while left and time.monotonic() < deadline:
-        _reap()
-        left = [identity for identity in left if procfs.state(identity) not in (None, "Z")]
-        time.sleep(0.01 if left else 0)
-    _reap()
-    return [identity.pid for identity in left]
-
-
-def _reap() -> None:
-    """Collect ended children: a zombie keeps its pid, and a retry would find it taken."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return
 
 
 def restore(order: RestoreOrder, main: Channel, means: Means) -> None:

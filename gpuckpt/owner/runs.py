@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuckpt.model.errors import Busy, MachineLacks
 from gpuckpt.model.facts import ProcessId
+from gpuckpt.owner import gate, halfbuilt
 from gpuckpt.owner import journal as journals
 from gpuckpt.system import procfs
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 RUNTIME = Path("/run/gpuckpt")
 KEPT_FAILURES = 20
+CRIU_LOG = "criu.log"
+"""CRIU's log, in the directory of its run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class Run:
     def finish(self, *, keep: bool) -> None:
         """The run is over: its directory goes, unless a later repair will need it."""
         if not keep:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            remove(self.directory)
         os.close(self.lock_fd)
 
     def keep_log(self, log: Path) -> Path | None:
@@ -88,12 +91,18 @@ def begin(operation: str, ids: Sequence[ProcessId], *, repairs: Leftover | None 
         return _create(operation, ids)
 
 
-def leftover_of(root: ProcessId) -> Leftover | None:
-    """What an interrupted run left of this tree, if anything."""
-    for other in _others():
-        if not other.locked and root in other.ids:
-            return Leftover(other.directory, other.operation, other.since, other.ids)
-    return None
+def leftovers_of(ids: Sequence[ProcessId]) -> list[Leftover]:
+    """What interrupted runs have left of these processes. Known by pid: a restore gives them new start times.
+
+    Raises MachineLacks when /run cannot be written.
+    """
+    pids = {one.pid for one in ids}
+    with _mutex():
+        return [
+            Leftover(other.directory, other.operation, other.since, other.ids)
+            for other in _others()
+            if not other.locked and pids & {one.pid for one in other.ids}
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,32 +116,54 @@ class _Other:
 
 
 def _others() -> Iterator[_Other]:
-    """All other runs that matter; those whose trees have ended are removed on the way."""
+    """All other runs that matter; those whose trees have ended are removed on the way. Under the mutex."""
     for directory in sorted((RUNTIME / "runs").glob("*")):
         said = _read_card(directory)
         locked = _is_locked(directory / "lock")
         ids = tuple(ProcessId(pid, ticks) for pid, ticks in said.get("ids", ()))
         if not locked and not _matters(directory, said.get("operation", ""), ids):
-            shutil.rmtree(directory, ignore_errors=True)
+            remove(directory)
             continue
         yield _Other(directory, said.get("operation", "?"), said.get("pid", 0), said.get("since", 0.0), ids, locked)
 
 
 def _matters(directory: Path, operation: str, ids: tuple[ProcessId, ...]) -> bool:
-    """Whether an ended run may have left something held.
-
-    A run without a journal never had an owner. A restore's processes are born by it: their start times
-    are not those of the dump.
-    """
+    """Whether an ended run may have left something held. A run without an order never touched anything."""
     past = journals.read(directory)
     if not past.has("order"):
         return False
+    if criu_at_work(past):
+        return True
     if operation == "restore":
-        began = past.last("owner-started")
-        born_after = int(began["start_ticks"]) if began else 0
-        alive = any((now := procfs.process_id(one.pid)) and now.start_ticks >= born_after for one in ids)
-        return alive and not past.has("let-go")
-    return any(procfs.is_same(one) for one in ids) and past.has("order")
+        # Its processes were born by it: their start times are not those of the dump.
+        log = directory / CRIU_LOG
+        half_built = not (past.has("let-go") and halfbuilt.came_alive(log))
+        pids = [one.pid for one in ids]
+        return half_built and bool(halfbuilt.own_processes(log, pids, born_after=began(past), long_ago=True))
+    unwound = past.last("unwound")
+    if unwound is not None and unwound.get("state") == "running":
+        return False
+    return any(procfs.state(one) not in halfbuilt.ENDED for one in ids)
+
+
+def began(past: journals.PastRun) -> int:
+    """When the owner of a run was started, in clock ticks since boot."""
+    line = past.last("owner-started")
+    return int(line["start_ticks"]) if line else 0
+
+
+def criu_at_work(past: journals.PastRun) -> bool:
+    """Whether the CRIU of a run whose owner was killed is still there, undoing its work."""
+    line = past.last("criu-started")
+    if line is None:
+        return False
+    return procfs.state(ProcessId(int(line["pid"]), int(line["start_ticks"]))) not in halfbuilt.ENDED
+
+
+def remove(directory: Path) -> None:
+    """Remove a run's directory, and its gate script, which may lie elsewhere."""
+    gate.remove_script(directory)
+    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _read_card(directory: Path) -> dict[str, Any]:

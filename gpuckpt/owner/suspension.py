@@ -12,7 +12,9 @@ stopped. `unwind` brings either back, by looking.
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gpuckpt.accelerators.protocol import Suspender
-    from gpuckpt.model.facts import ProcessId
+    from gpuckpt.model.facts import CudaState, ProcessId
     from gpuckpt.owner.journal import Journal
     from gpuckpt.owner.messages import CudaMember, TreeOrder
 
@@ -136,13 +138,16 @@ def resume_all(
     suspender: Suspender,
     journal: Journal,
     *,
+    room: Callable[[Sequence[CudaMember]], str],
     gpu_map: Mapping[str, str],
     exitkill: bool,
 ) -> None:
-    """Give checkpointed processes their GPU memory back and let the tree run.
+    """Give CUDA processes back what their state says they lack, and let the tree run.
 
-    The caller has looked at the free GPU memory. With `exitkill` (restore) the half-built tree ends
-    with us. Raises ResumeFailed; the tree is then as the driver left it, and stopped.
+    The state is asked only while the restore threads run: a stopped process does not answer. `room`
+    says what GPU memory is missing for these processes, after waiting for it. With `exitkill` (restore)
+    the half-built tree ends with us. Raises ResumeFailed; the tree is then as the driver left it, and
+    stopped.
     """
     hold = Hold(exitkill=exitkill)
     done = False
@@ -150,16 +155,59 @@ def resume_all(
         hold_all_but_restore_threads(hold, tree)
         for member in tree.cuda:
             procfs.send(member.id, signal.SIGCONT)
-        suspender.prepare()
-        journal.write("cuda-restore")
-        _act(tree.cuda, lambda member: suspender.restore(member.id.pid, gpu_map))
-        journal.write("cuda-unlock")
-        _act(tree.cuda, lambda member: suspender.unlock(member.id.pid))
+        _bring_back(tree.cuda, suspender, journal, room=room, gpu_map=gpu_map)
         done = True
     except HoldError as error:
         raise ResumeFailed(str(error)) from None
     finally:
         _let_run(tree, hold, journal, done=done, exitkill=exitkill)
+
+
+def _bring_back(
+    members: Sequence[CudaMember],
+    suspender: Suspender,
+    journal: Journal,
+    *,
+    room: Callable[[Sequence[CudaMember]], str],
+    gpu_map: Mapping[str, str],
+) -> None:
+    states = states_of(members, suspender)
+    for member in members:
+        if states[member.id] in ("failed", "unknown"):
+            raise ResumeFailed(f"the driver says that the CUDA state of process {member.id.pid} is {states[member.id]}")
+    checkpointed = [member for member in members if states[member.id] == "checkpointed"]
+    if checkpointed:
+        missing = room(checkpointed)
+        if missing:
+            raise ResumeFailed(missing)
+        suspender.prepare()
+        journal.write("cuda-restore")
+        _act(checkpointed, lambda member: suspender.restore(member.id.pid, gpu_map))
+    journal.write("cuda-unlock")
+    _act(
+        [member for member in members if states[member.id] != "running"],
+        lambda member: suspender.unlock(member.id.pid),
+    )
+
+
+STATE_SECONDS = 30.0
+
+
+def states_of(members: Sequence[CudaMember], suspender: Suspender) -> dict[ProcessId, CudaState]:
+    """The CUDA states, asked all at once; 'unknown' where the driver does not answer in time."""
+    found: dict[ProcessId, CudaState] = dict.fromkeys((member.id for member in members), "unknown")
+
+    def ask(member: CudaMember) -> None:
+        with contextlib.suppress(DriverError):
+            found[member.id] = suspender.state(member.id.pid)
+
+    threads = [threading.Thread(target=ask, args=(member,), daemon=True) for member in members]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + STATE_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(found)
 
 
 def _act(members: Sequence[CudaMember], act: Callable[[CudaMember], None]) -> None:
@@ -181,13 +229,3 @@ def _let_run(tree: TreeOrder, hold: Hold, journal: Journal, *, done: bool, exitk
         hold.clear_exitkill()
     journal.write("let-go")
     hold.let_go()
-
-
-def unlock_all(tree: TreeOrder, suspender: Suspender) -> list[Exception]:
-    """Unlock processes that are only locked; returns what failed."""
-    return in_parallel(tree.cuda, lambda member: suspender.unlock(member.id.pid))
-
-
-def final_errors(errors: Sequence[Exception]) -> bool:
-    """Whether the driver's answer says that no later try can help."""
-    return any(isinstance(error, DriverError) and error.final for error in errors)

@@ -12,10 +12,9 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpuckpt.accelerators.protocol import DriverError
 from gpuckpt.owner import gpumemory
 from gpuckpt.owner.messages import Seen, TreeOrder
-from gpuckpt.owner.suspension import ResumeFailed, resume_all, unlock_all
+from gpuckpt.owner.suspension import ResumeFailed, resume_all, states_of
 from gpuckpt.system import netfilter, procfs
 
 if TYPE_CHECKING:
@@ -74,28 +73,29 @@ def with_newcomers(tree: TreeOrder) -> TreeOrder:
 def _unwind_cuda(tree: TreeOrder, means: Means) -> str:
     """Resume CUDA processes by their state; returns what could not be done, in words."""
     assert means.suspender is not None  # noqa: S101 - the caller looked
-    states = {member.id: cuda_state(means.suspender, member.id.pid) for member in tree.cuda}
-    checkpointed = tuple(m for m in tree.cuda if states[m.id] == "checkpointed")
-    locked = tuple(m for m in tree.cuda if states[m.id] == "locked")
-    if checkpointed:
-        return _resume_checkpointed(
-            replace(tree, cuda=checkpointed), locked_too=replace(tree, cuda=locked), means=means
-        )
-    errors = unlock_all(replace(tree, cuda=locked), means.suspender)
-    return str(errors[0]) if errors else ""
-
-
-def _resume_checkpointed(tree: TreeOrder, *, locked_too: TreeOrder, means: Means) -> str:
-    assert means.suspender is not None  # noqa: S101 - the caller looked
-    missing = gpumemory.await_room(tree.cuda, means.driver, means.deadline or time.monotonic() + MEMORY_WAIT_SECONDS)
-    if missing:
-        return missing
+    alive = replace(tree, cuda=tuple(member for member in tree.cuda if procfs.state(member.id) not in ENDED))
+    if not alive.cuda or not _needs_hold(alive, means.suspender):
+        return ""
+    deadline = means.deadline or time.monotonic() + MEMORY_WAIT_SECONDS
     try:
-        resume_all(tree, means.suspender, means.journal, gpu_map={}, exitkill=False)
+        resume_all(
+            alive,
+            means.suspender,
+            means.journal,
+            room=lambda members: gpumemory.await_room(members, means.driver, deadline),
+            gpu_map={},
+            exitkill=False,
+        )
     except ResumeFailed as error:
         return str(error)
-    errors = unlock_all(locked_too, means.suspender)
-    return str(errors[0]) if errors else ""
+    return ""
+
+
+def _needs_hold(tree: TreeOrder, suspender: Suspender) -> bool:
+    """Whether something must be resumed. A stopped process cannot be asked: it is held and asked then."""
+    if any(procfs.state(one) == "T" and one not in tree.stopped for one in tree.ids):
+        return True
+    return any(state != "running" for state in states_of(tree.cuda, suspender).values())
 
 
 def _continue_stopped(tree: TreeOrder) -> None:
@@ -104,31 +104,51 @@ def _continue_stopped(tree: TreeOrder) -> None:
             procfs.send(identity, signal.SIGCONT)
 
 
-def cuda_state(suspender: Suspender, pid: int) -> CudaState:
-    """The CUDA state, or 'unknown' where the driver does not say."""
-    try:
-        return suspender.state(pid)
-    except DriverError:
-        return "unknown"
-
-
 SETTLE_SECONDS = 1.0
+ENDED = (None, "Z", "X")
+STOPPED = ("T", "t")
+ENDING_SECONDS = 0.3
+"""How long a SIGKILL of CRIU's may take to show in /proc."""
+
+ENDED = (None, "Z", "X")
+
+
+def has_gone_on(tree: TreeOrder) -> bool:
+    """Whether a tree that should end runs instead: its root lives, and not all of it is still held.
+
+    Looked at for a moment: where CRIU was killed while it ended the tree, the root shows it, for it goes first.
+    """
+    deadline = time.monotonic() + ENDING_SECONDS
+    while True:
+        letters = [procfs.state(identity) for identity in tree.ids]
+        if procfs.state(tree.root) in ENDED:
+            return False
+        if time.monotonic() > deadline:
+            return any(letter not in ("T", "t", *ENDED) for letter in letters)
+        time.sleep(0.01)
+
+
+def end_all(tree: TreeOrder) -> None:
+    """SIGKILL every process of the tree, those included that it has started meanwhile."""
+    for identity in with_newcomers(tree).ids:
+        procfs.send(identity, signal.SIGKILL)
 
 
 def look(tree: TreeOrder, suspender: Suspender | None) -> tuple[Seen, ...]:
     """Look at each process of the tree, now."""
-    cuda = {member.id for member in tree.cuda}
-    return tuple(_look_at(one, tree, suspender if one in cuda else None) for one in tree.ids)
+    letters = {one: _settled_letter(one, expected_stopped=one in tree.stopped) for one in tree.ids}
+    answering = [member for member in tree.cuda if letters.get(member.id) not in (*ENDED, *STOPPED)]
+    states = states_of(answering, suspender) if suspender is not None else {}
+    return tuple(_judge(one, letters[one], states.get(one, "running"), tree) for one in tree.ids)
 
 
-def _look_at(identity: ProcessId, tree: TreeOrder, suspender: Suspender | None) -> Seen:
-    letter = _settled_letter(identity, expected_stopped=identity in tree.stopped)
-    if letter in (None, "Z", "X"):
+def _judge(identity: ProcessId, letter: str | None, cuda: CudaState, tree: TreeOrder) -> Seen:
+    if letter in ENDED:
         return Seen(identity.pid, "gone", "ended, not yet reaped" if letter == "Z" else "")
-    if letter in ("T", "t") and identity not in tree.stopped:
+    if letter in STOPPED and identity not in tree.stopped:
         return Seen(identity.pid, "frozen", f"state {letter}")
-    if suspender is not None and (state := cuda_state(suspender, identity.pid)) != "running":
-        return Seen(identity.pid, "frozen", f"CUDA {state}")
+    if cuda != "running":
+        return Seen(identity.pid, "frozen", f"CUDA {cuda}")
     return Seen(identity.pid, "running")
 
 
@@ -137,7 +157,7 @@ def _settled_letter(identity: ProcessId, *, expected_stopped: bool) -> str | Non
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         letter = procfs.state(identity)
-        if letter not in ("T", "t") or expected_stopped or time.monotonic() > deadline:
+        if letter not in STOPPED or expected_stopped or time.monotonic() > deadline:
             return letter
         time.sleep(0.01)
 
