@@ -3,11 +3,11 @@
 import ctypes
 
 import pytest
-from fakegpu.fixtures import compile_library
 
 from gpuckpt.accelerators import cuda
 from gpuckpt.accelerators.protocol import DriverError
 from gpuckpt.model.errors import MachineLacks
+from tests.fakegpu.fixtures import compile_library
 
 UUID_A = "GPU-00112233-4455-6677-8899-aabbccddeeff"
 UUID_B = "GPU-fa4e0000-0000-0000-0000-000000000001"

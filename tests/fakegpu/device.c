@@ -120,15 +120,23 @@ static int copy(int to_host)
 	return SUCCESS;
 }
 
+static long long now_ms(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
+}
+
 static int do_lock(long long timeout_ms)
 {
-	long long waited = 0;
+	long long start = now_ms();
 
 	if (state != RUNNING)
 		return ILLEGAL_STATE;
 	set_gate(1);
 	while (__atomic_load_n(&inflight, __ATOMIC_SEQ_CST)) {
-		if (timeout_ms && waited++ >= timeout_ms) {
+		if (timeout_ms && now_ms() - start >= timeout_ms) {
 			set_gate(0);
 			return NOT_READY;
 		}
