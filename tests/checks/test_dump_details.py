@@ -27,9 +27,7 @@ from checkfacts import (
     with_socket,
 )
 
-from gpuckpt.checks import (
-    MemoryLimit,
-)
+from gpuckpt.checks import DUMP_CHECKS, MemoryLimit
 from gpuckpt.checks.check import size, version
 from gpuckpt.model.facts import GpuMapping, GpuUse, Socket, Stdio, Surroundings
 
