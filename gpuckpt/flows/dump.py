@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuckpt import __version__, checks
 from gpuckpt.flows import gather, settle
+from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.conversation import (
     REAP_SECONDS,
     OwnerGone,
@@ -43,6 +44,7 @@ from gpuckpt.model.errors import (
     Interrupted,
     MachineLacks,
     ProcessState,
+    Refused,
     TreeHeld,
 )
 from gpuckpt.model.manifest import CriuOptions, CudaSuspension, Manifest
@@ -73,8 +75,9 @@ def dump(request: DumpRequest, machine: Machine, interruption: Interruption) -> 
         return Report("dump", "refused" if refusal else "planned", "untouched", plan, findings, refusal)
     if refusal:
         return Report("dump", "refused", "untouched", plan, findings, refusal)
+    notes = repairing.clear_before_dump(facts.tree, machine, force_program=request.force_program)
     run = runs.begin("dump", facts.tree.ids)
-    work = DumpWork(request, machine, interruption, facts, findings, run)
+    work = DumpWork(request, machine, interruption, facts, findings, run, notes=notes)
     try:
         return work.perform()
     finally:
@@ -126,7 +129,8 @@ class DumpWork:
         try:
             partial, note = directory.create_partial(self.request.image)
         except OSError as error:
-            raise MachineLacks(f"{self.request.image} cannot be made: {error.strerror}") from None
+            why = f"{self.request.image} cannot be made: {error.strerror}"
+            raise Refused(why, "make room there, or name another place for it") from None
         if note:
             self.notes.append(note)
             self.machine.listener(Event("capture", "note", note))
@@ -296,8 +300,13 @@ class DumpWork:
         log = self.run.keep_log(Path(message["log"])) if message.get("log") else None
         hint = "; ".join(part for part in (hint, f"CRIU's log: {log}" if log and trouble is None else "") if part)
         if message["state"] == "running":
-            return _as_interrupted(trouble) or DumpFailed(f"{why}; the tree runs on", hint)
+            return self._runs_on(why, hint, trouble)
         return self._held(why, message)
+
+    def _runs_on(self, why: str, hint: str, trouble: Exception | None) -> GpuckptError:
+        """The tree was seen running; where that came after the publishing, it has run on past its image."""
+        kept = f"; {self.request.image} is complete and holds what it was before" if self.published else ""
+        return _as_interrupted(trouble) or DumpFailed(f"{why}; the tree runs on{kept}", hint)
 
     def _held(self, why: str, message: dict[str, Any]) -> GpuckptError:
         """Not everything runs: which process is what, and the command that repairs it."""
@@ -337,7 +346,7 @@ class DumpWork:
                 process="ended",
             )
         if message["state"] == "running":
-            return _as_interrupted(trouble) or DumpFailed(f"{why}; the tree runs on", "dump again")
+            return self._runs_on(why, "dump again", trouble)
         return self._held(why, message)
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuckpt import checks
 from gpuckpt.flows import gather, settle
+from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.conversation import (
     REAP_SECONDS,
     STEP_SECONDS,
@@ -47,7 +48,6 @@ from gpuckpt.owner import runs
 from gpuckpt.owner.handle import OwnerHandle
 from gpuckpt.owner.messages import INHERITED_FD, CudaMember, Inherited, PeerGone, RestoreOrder, TreeOrder
 from gpuckpt.stores import directory
-from gpuckpt.system import procfs
 from gpuckpt.system.terminal import PtyRelay
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ def restore(request: RestoreRequest, machine: Machine, interruption: Interruptio
     try:
         machine.listener(Event("verify", "begin"))
         _verify(image, interruption)
+        notes = [] if request.dry_run else _clear(request, image, machine)
         facts = gather.restore_facts(request, image.manifest, machine)
         findings = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
         refusal = checks.refusal(findings)
@@ -84,13 +85,17 @@ def restore(request: RestoreRequest, machine: Machine, interruption: Interruptio
         if request.dry_run:
             return Report("restore", "planned", "untouched", plan, findings)
         run = runs.begin("restore", image.manifest.tree.ids)
-        work = RestoreWork(request, machine, interruption, image, facts, findings, run)
+        work = RestoreWork(request, machine, interruption, image, facts, findings, run, notes=notes)
         try:
             return work.perform()
         finally:
             run.finish(keep=work.something_is_left)
     finally:
         image.close()
+
+
+def _clear(request: RestoreRequest, image: Image, machine: Machine) -> list[str]:
+    return repairing.clear_before_restore(image.manifest.tree.ids, machine, force_program=request.force_program)
 
 
 def _verify(image: Image, interruption: Interruption) -> None:
@@ -315,18 +320,17 @@ class RestoreWork:
         said = repair_with_second_owner(
             self.run, order, self.machine, left_behind=str(self.run.directory), force_program=self.request.force_program
         )
-        if said is None:
+        if said is None or said["state"] == "frozen":
             self.something_is_left = True
             raise RestoreFailed(
-                "the process that held the tree (the owner) was killed, and a second one too",
+                "the process that held the tree (the owner) was killed, and what it left could not be ended",
                 f"run `gpuckpt restore --tree {order.root.pid}`",
                 process="frozen",
             )
-        fresh = [found for one in order.ids if (found := procfs.process_id(one.pid))]
-        if said["duty"] != "nothing" or not fresh or fresh[0].pid != order.root.pid:
+        if said["state"] == "gone" or said["duty"] != "nothing":
             raise RestoreFailed("the process that held the tree (the owner) was killed; nothing is left behind")
         self.notes.append("the owner was killed after the tree came alive")
-        ids = [{"pid": one.pid, "start_ticks": one.start_ticks} for one in fresh]
+        ids = said["ids"]
         return {"tree": {"root": ids[0], "ids": ids, "stopped": [], "cuda": []}, "seconds": {}}
 
 

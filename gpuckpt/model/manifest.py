@@ -26,6 +26,16 @@ KNOWN_FEATURES = frozenset({"criu-files"})
 MAX_BYTES = 64 << 20
 """A longer manifest is refused before it is parsed: it is read whole, from files that may be hostile."""
 
+MAX_MESSAGE = 200
+"""How much of a hostile value an error message repeats."""
+
+MAX_NUMBER = 2**63
+MAX_PID = 1 << 22
+"""The kernel's own limit (PID_MAX_LIMIT)."""
+
+MAX_TIME = 253402300800.0
+"""The year 10000: the last second that calendars in programs know."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -139,12 +149,14 @@ def decode(raw: bytes, where: str) -> Manifest:
     body = _parse(raw, where)
     _refuse_newer(body, where)
     digest = body.pop("blake3", None)
-    if digest != _digest(body):
-        raise ImageCorrupt(f"{where}: the manifest's digest does not fit its content", "copy the image again")
     try:
+        if digest != _digest(body):
+            raise ImageCorrupt(f"{where}: the manifest's digest does not fit its content", "copy the image again")
+        _refuse_impossible_values(body)
         manifest = from_json(Manifest, _upgraded(body))
+        _check_tree(manifest)
     except (FormError, RecursionError) as error:
-        raise ImageCorrupt(f"{where}: {error}", "copy the image again") from None
+        raise ImageCorrupt(f"{where}: {str(error)[:MAX_MESSAGE]}", "copy the image again") from None
     _check_paths(manifest, where)
     return manifest
 
@@ -153,7 +165,7 @@ def _parse(raw: bytes, where: str) -> dict[str, Any]:
     if len(raw) > MAX_BYTES:
         raise ImageCorrupt(f"{where}: larger than {MAX_BYTES >> 20} MiB, this is no manifest")
     try:
-        body = json.loads(raw.decode("utf-8"))
+        body = json.loads(raw.decode("utf-8"), parse_constant=_no_number)
     except (ValueError, RecursionError):
         raise ImageCorrupt(f"{where}: not whole JSON (cut or damaged)", "copy the image again") from None
     if not isinstance(body, dict):
@@ -161,18 +173,23 @@ def _parse(raw: bytes, where: str) -> dict[str, Any]:
     return body
 
 
+def _no_number(word: str) -> float:
+    raise ValueError(word)
+
+
 def _refuse_newer(body: dict[str, Any], where: str) -> None:
     version = body.get("format")
     if not isinstance(version, int) or isinstance(version, bool) or version < OLDEST_FORMAT:
         raise ImageCorrupt(f"{where}: no format version that gpuckpt ever wrote")
-    writer = body.get("gpuckpt") if isinstance(body.get("gpuckpt"), str) else "unknown"
+    writer = str(body["gpuckpt"])[:40] if isinstance(body.get("gpuckpt"), str) else "(version unknown)"
     if version > FORMAT:
         raise ImageTooNew(
-            f"{where}: image format {version}, this gpuckpt reads up to {FORMAT}",
+            f"{where}: image format {str(version)[:40]}, this gpuckpt reads up to {FORMAT}",
             f"install gpuckpt {writer} or newer",
         )
     requires = body.get("requires")
-    unknown = sorted(str(item) for item in requires if item not in KNOWN_FEATURES) if isinstance(requires, list) else []
+    named = [item for item in requires if isinstance(item, str)] if isinstance(requires, list) else []
+    unknown = sorted(set(named) - KNOWN_FEATURES)
     if unknown:
         raise ImageTooNew(
             f"{where}: needs features this gpuckpt does not know: {', '.join(unknown)[:200]}",
@@ -195,18 +212,68 @@ def _digest(body: dict[str, Any]) -> str:
     return blake3.blake3(canonical).hexdigest()
 
 
+def _refuse_impossible_values(body: dict[str, Any]) -> None:
+    """Values of the right type that no host has: they would fail deep inside, where nobody expects them.
+
+    Raises FormError. Text must be bytes again as a file name; numbers must fit into the kernel's.
+    """
+    pending: list[Any] = [body]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            pending += [*value, *value.values()]
+        elif isinstance(value, list):
+            pending += value
+        elif isinstance(value, str):
+            _refuse_impossible_text(value)
+        elif isinstance(value, (int, float)) and not -MAX_NUMBER <= value <= MAX_NUMBER:
+            raise FormError(f"{str(value)[:MAX_MESSAGE]} is no possible number")
+
+
+def _refuse_impossible_text(text: str) -> None:
+    try:
+        possible = text.isascii() or bool(text.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:
+        possible = False
+    if not possible or "\0" in text:
+        raise FormError(f"{text[:MAX_MESSAGE]!r} is no possible text")
+
+
+def _check_tree(manifest: Manifest) -> None:
+    """The tree must be one that can exist, and all identities must be its own. Raises FormError."""
+    ids = manifest.tree.ids
+    if not ids or ids[0] != manifest.tree.root:
+        raise FormError("$.tree: the root is not the first process")
+    threads = [tid for process in manifest.tree.processes for tid in process.threads]
+    numbers = [identity.pid for identity in ids]
+    if len(set(numbers)) != len(numbers) or not all(0 < number <= MAX_PID for number in (*numbers, *threads)):
+        raise FormError("$.tree.processes: impossible process ids")
+    if not {*manifest.stopped, *(one.id for one in manifest.cuda), *(one.id for one in manifest.tree.cuda)} <= {*ids}:
+        raise FormError("$: a process is named that is not in the tree")
+    if not 0 <= manifest.created < MAX_TIME:
+        raise FormError("$.created: no possible time")
+
+
 def _check_paths(manifest: Manifest, where: str) -> None:
     """No path may lead out of the image directory; none may name the manifest itself or be named twice."""
     seen: set[str] = set()
     for path in [part.path for part in manifest.parts]:
         if path in seen or path == NAME or not stays_inside(path):
-            raise ImageCorrupt(f"{where}: the part path {path!r} is not allowed", "do not restore this image")
+            raise ImageCorrupt(
+                f"{where}: the part path {path[:MAX_MESSAGE]!r} is not allowed", "do not restore this image"
+            )
         seen.add(path)
     for captured in manifest.captured:
-        if captured.part not in seen or not captured.path.startswith("/") or ".." in PurePosixPath(captured.path).parts:
+        names = [captured.path, *([captured.linked_to] if captured.linked_to else [])]
+        if captured.part not in seen or not all(_is_plain_absolute(name) for name in names):
             raise ImageCorrupt(
-                f"{where}: the captured file {captured.path!r} is not allowed", "do not restore this image"
+                f"{where}: the captured file {captured.path[:MAX_MESSAGE]!r} is not allowed",
+                "do not restore this image",
             )
+
+
+def _is_plain_absolute(path: str) -> bool:
+    return path.startswith("/") and path != "/" and ".." not in PurePosixPath(path).parts
 
 
 def stays_inside(path: str) -> bool:

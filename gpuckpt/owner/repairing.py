@@ -12,6 +12,7 @@ no journal                 the tree goes on
 
 from __future__ import annotations
 
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path

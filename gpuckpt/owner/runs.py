@@ -98,11 +98,17 @@ def leftovers_of(ids: Sequence[ProcessId]) -> list[Leftover]:
     """
     pids = {one.pid for one in ids}
     with _mutex():
-        return [
-            Leftover(other.directory, other.operation, other.since, other.ids)
-            for other in _others()
-            if not other.locked and pids & {one.pid for one in other.ids}
-        ]
+        return [_leftover(other) for other in _others() if not other.locked and pids & {one.pid for one in other.ids}]
+
+
+def leftover_of(root: ProcessId) -> Leftover | None:
+    """What an interrupted run left of this process, for those who only look: nothing is locked or removed."""
+    found = (_leftover(other) for other in _others(tidy=False) if not other.locked)
+    return next((one for one in found if root.pid in {identity.pid for identity in one.ids}), None)
+
+
+def _leftover(other: _Other) -> Leftover:
+    return Leftover(other.directory, other.operation, other.since, other.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,14 +121,15 @@ class _Other:
     locked: bool
 
 
-def _others() -> Iterator[_Other]:
-    """All other runs that matter; those whose trees have ended are removed on the way. Under the mutex."""
+def _others(*, tidy: bool = True) -> Iterator[_Other]:
+    """All other runs that matter; those whose trees have ended are removed on the way (under the mutex only)."""
     for directory in sorted((RUNTIME / "runs").glob("*")):
         said = _read_card(directory)
         locked = _is_locked(directory / "lock")
         ids = tuple(ProcessId(pid, ticks) for pid, ticks in said.get("ids", ()))
         if not locked and not _matters(directory, said.get("operation", ""), ids):
-            remove(directory)
+            if tidy:
+                remove(directory)
             continue
         yield _Other(directory, said.get("operation", "?"), said.get("pid", 0), said.get("since", 0.0), ids, locked)
 

@@ -8,6 +8,7 @@ unlocked IMAGE.partial is what a killed maker left: worthless, removed.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 CHUNK_BYTES = 16 << 20
+PARTIAL_SUFFIX = ".partial"
+
+NOT_DIGESTED = frozenset({manifests.NAME, "criu-dump.log"})
+"""Files of an image that are no parts: the manifest carries its own digest, the log is only for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +67,21 @@ class PartialImage:
     def publish(self, raw_manifest: bytes) -> None:
         """Write the manifest last, then rename. Raises OSError; the partial is then still there to be discarded."""
         descriptor = os.open(self.path / manifests.NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(raw_manifest)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync(self.path)
+        if os.path.lexists(self.target):
+            raise FileExistsError(errno.EEXIST, "an image of this name has appeared meanwhile", str(self.target))
+        self.path.rename(self.target)
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(raw_manifest)
-                file.flush()
-                os.fsync(file.fileno())
-            _sync(self.path)
-            if self.target.exists():
-                raise FileExistsError(17, "an image of this name has appeared meanwhile", str(self.target))
-            self.path.rename(self.target)
             _sync(self.target.parent)
-        finally:
-            with contextlib.suppress(OSError):
-                os.close(self.lock_fd)
+        except OSError:
+            # Not known to be on the disk: no image. The tree has not ended yet, so nothing is lost.
+            self.target.rename(self.path)
+            raise
+        os.close(self.lock_fd)
 
 
 def create_partial(target: Path) -> tuple[PartialImage, str]:
@@ -82,32 +89,56 @@ def create_partial(target: Path) -> tuple[PartialImage, str]:
 
     Raises Busy when another gpuckpt makes it right now, Refused when IMAGE exists, OSError.
     """
-    path = target.with_name(target.name + ".partial")
+    path = target.with_name(target.name + PARTIAL_SUFFIX)
     if os.path.lexists(target):
         raise Refused(f"{target} exists already", "choose another name, or remove it")
     note = _remove_leftover(path)
-    path.mkdir(mode=0o700)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    partial = PartialImage(target, path, descriptor)
-    partial.criu.mkdir(mode=0o700)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        raise _being_made(path) from None
+    partial = PartialImage(target, path, _lock(path))
+    try:
+        partial.criu.mkdir(mode=0o700)
+    except OSError:
+        partial.discard()
+        raise
     return partial, note
 
 
 def _remove_leftover(path: Path) -> str:
+    """Remove an unlocked partial, holding its lock, so that two makers cannot remove each other's."""
     if not os.path.lexists(path):
         return ""
     if path.is_symlink() or not path.is_dir():
         raise Refused(f"{path} is in the way and is no leftover of gpuckpt", "remove it")
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    descriptor = _lock(path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise Busy(f"another gpuckpt is making {path} right now", "wait for it to end") from None
+        shutil.rmtree(path)
     finally:
         os.close(descriptor)
-    shutil.rmtree(path)
     return f"removed {path}, which a killed dump had left"
+
+
+def _lock(path: Path) -> int:
+    """Lock a partial. Raises Busy when another maker has it, or has taken its place meanwhile."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise _being_made(path) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        still_there = os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
+    except (BlockingIOError, FileNotFoundError):
+        still_there = False
+    if not still_there:
+        os.close(descriptor)
+        raise _being_made(path)
+    return descriptor
+
+
+def _being_made(path: Path) -> Busy:
+    return Busy(f"another gpuckpt is making {path} right now", "wait for it to end, or choose another name")
 
 
 def _sync(path: Path) -> None:
@@ -169,6 +200,9 @@ def open_image(path: Path) -> Image:
     """
     if not path.is_dir():
         raise NotFound(f"{path}: no such image", "name a directory that `gpuckpt dump` made")
+    if path.name.endswith(PARTIAL_SUFFIX):
+        # Even with a manifest in it: what was never renamed was never known to be on the disk.
+        raise ImageCorrupt(f"{path} is no complete image: a dump that was never finished", "dump again")
     _refuse_writable_by_others(path)
     descriptor = _open_manifest(path)
     try:
@@ -177,46 +211,65 @@ def open_image(path: Path) -> Image:
         return Image(path, manifests.decode(raw, str(path / manifests.NAME)), descriptor)
     except BlockingIOError:
         os.close(descriptor)
-        raise Busy(f"{path} is being removed by another gpuckpt") from None
+        raise Busy(f"{path} is being removed by another gpuckpt", "choose another image") from None
     except BaseException:
         os.close(descriptor)
         raise
 
 
 def _open_manifest(path: Path) -> int:
+    manifest = path / manifests.NAME
+    again = "dump again, or copy the image again"
     try:
-        return os.open(path / manifests.NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        partial = path.name.endswith(".partial")
-        why = "a dump that was never finished" if partial else "no manifest.json in it"
-        raise ImageCorrupt(f"{path} is no complete image: {why}", "dump again, or copy the image again") from None
+        # Non-blocking: a FIFO of this name must not hold us for ever.
+        descriptor = os.open(manifest, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise ImageCorrupt(f"{path} is no complete image: no {manifests.NAME} in it", again) from None
+    except OSError as error:
+        why = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        raise ImageCorrupt(f"{manifest} cannot be read: {why}", again) from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ImageCorrupt(f"{manifest} is no regular file", again)
+    return descriptor
 
 
 def _refuse_writable_by_others(path: Path) -> None:
-    seen = path.stat()
-    if seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise Refused(
-            f"{path} can be written to by others (mode {stat.S_IMODE(seen.st_mode):04o})",
-            "an image is run as root when it is restored: chmod 0700 it if you trust its content",
-        )
-    if seen.st_uid not in (0, os.geteuid()):
-        raise Refused(f"{path} belongs to user {seen.st_uid}", "chown it to root if you trust its content")
+    """Whoever can write to any part can replace it after it was verified, and decides what a restore runs."""
+    for place in (path, *path.rglob("*")):
+        seen = place.stat(follow_symlinks=False)
+        if stat.S_ISLNK(seen.st_mode):
+            continue  # refused as a part, by its name
+        if seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            raise Refused(
+                f"{place} can be written to by others (mode {stat.S_IMODE(seen.st_mode):04o})",
+                f"an image is run as root when it is restored: chmod -R go-w {path} if you trust its content",
+            )
+        if seen.st_uid not in (0, os.geteuid()):
+            raise Refused(f"{place} belongs to user {seen.st_uid}", f"chown -R 0:0 {path} if you trust its content")
 
 
 def verify(image: Image, going_on: Callable[[], None] = lambda: None) -> None:
     """Read every byte of every part and compare. Raises ImageCorrupt naming the first part that does not fit."""
     for part in image.manifest.parts:
         _verify_part(image.part(part.path), part, going_on)
+    known = {part.path for part in image.manifest.parts} | NOT_DIGESTED
+    for place in sorted(image.path.rglob("*")):
+        name = str(place.relative_to(image.path))
+        if name not in known and (place.is_symlink() or not place.is_dir()):
+            raise ImageCorrupt(f"{name} is no part of the image: the manifest does not name it", "remove it")
 
 
 def _verify_part(path: Path, part: Part, going_on: Callable[[], None]) -> None:
     again = "copy the image again, or restore an older one"
     try:
-        size = path.stat(follow_symlinks=False).st_size
+        seen = path.stat(follow_symlinks=False)
         if _has_link(path, part.path):
             raise ImageCorrupt(f"part {part.path} is reached through a link", "do not restore this image")
-        if size != part.size:
-            raise ImageCorrupt(f"part {part.path} has {size} bytes, the manifest says {part.size}", again)
+        if not stat.S_ISREG(seen.st_mode):
+            raise ImageCorrupt(f"part {part.path} is no regular file", again)
+        if seen.st_size != part.size:
+            raise ImageCorrupt(f"part {part.path} has {seen.st_size} bytes, the manifest says {part.size}", again)
         if digest(path, going_on) != part.blake3:
             raise ImageCorrupt(f"part {part.path} is damaged: its digest does not fit", again)
     except OSError as error:
