@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpuckpt.model.facts import Descriptor, FdKind, GpuMapping
 from gpuckpt.system.procfs.reading import (
+    DEV_ZERO,
     Mapping,
     list_numbers,
     maps_of,
@@ -150,26 +151,28 @@ def find_gpu_files(
         for open_ in descriptors
         if open_.fact.kind == "device" and _is_gpu(open_.fact.target, open_.fact.device, majors)
     ]
-    ranges: dict[str, list[str]] = {}
+    mapped: dict[str, list[Mapping]] = {}
     for mapping in mappings:
-        if mapping.path.startswith("/dev/") and _is_gpu(mapping.path, _mapped_device(pid, mapping), majors):
-            ranges.setdefault(mapping.path, []).append(mapping.range)
-    return (*opened, *(GpuMapping(_ranges_in_words(where), path) for path, where in ranges.items()))
+        if mapping.path.startswith("/dev/") and mapping.path != DEV_ZERO:
+            mapped.setdefault(mapping.path, []).append(mapping)
+    found = (GpuMapping(_ranges(same), path) for path, same in mapped.items() if _is_gpu_mapping(pid, same[0], majors))
+    return (*opened, *found)
+
+
+def _is_gpu_mapping(pid: int, mapping: Mapping, majors: frozenset[int]) -> bool:
+    if mapping.path.startswith(GPU_NAMES):
+        return True
+    status = stat_path(f"/proc/{pid}/map_files/{mapping.range}")
+    return status is not None and stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) in majors
 
 
 def _is_gpu(path: str, device: int, majors: frozenset[int]) -> bool:
-    return path.startswith(GPU_NAMES) or (device != 0 and os.major(device) in majors)
+    return path.startswith(GPU_NAMES) or os.major(device) in majors
 
 
-def _mapped_device(pid: int, mapping: Mapping) -> int:
-    if mapping.path.startswith(("/dev/shm/", "/dev/zero", *GPU_NAMES)):  # noqa: S108 - names of mappings, opened by nobody
-        return 0
-    status = stat_path(f"/proc/{pid}/map_files/{mapping.range}")
-    return status.st_rdev if status and stat.S_ISCHR(status.st_mode) else 0
-
-
-def _ranges_in_words(ranges: Sequence[str]) -> str:
-    return ranges[0] if len(ranges) == 1 else f"{ranges[0]} and {len(ranges) - 1} more"
+def _ranges(mappings: Sequence[Mapping]) -> str:
+    first = mappings[0].range
+    return first if len(mappings) == 1 else f"{first} and {len(mappings) - 1} more"
 
 
 def uses_io_uring(pid: int) -> bool:

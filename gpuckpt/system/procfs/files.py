@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpuckpt.model.facts import OpenFile
 from gpuckpt.system.procfs.descriptors import DELETED, GPU_NAMES, OpenDescriptor, is_deleted
 from gpuckpt.system.procfs.elf import build_id
-from gpuckpt.system.procfs.reading import Mapping, read_link, stat_path
+from gpuckpt.system.procfs.reading import DEV_ZERO, Mapping, read_link, stat_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 PSEUDO = (
     "/memfd:",
     "/SYSV",
-    "/dev/zero (deleted)",
+    DEV_ZERO,
     "/anon_hugepage (deleted)",
     "/secretmem",
     "/[aio]",
@@ -46,7 +46,8 @@ class _Found:
     deleted: bool
     readable_at: str
     """A magic link of /proc that leads to this very file, whatever its name now leads to."""
-    uses: list[str] = field(default_factory=list)
+    uses: dict[str, None] = field(default_factory=dict)
+    """An ordered set: a job can hold one file a thousand times."""
     flags: int | None = None
     position: int | None = None
 
@@ -60,7 +61,7 @@ class FileCollector:
     """(device and inode as /proc/PID/maps has them, path) -> key: libraries are shared by all processes."""
 
     def add_process(self, pid: int, descriptors: Iterable[OpenDescriptor], mappings: Iterable[Mapping]) -> None:
-        """Add what one process has open or mapped, and its exe, cwd and root."""
+        """Add what one process has open or mapped, and its exe, cwd and root. Distinct mappings are enough."""
         for name in ("exe", "cwd", "root"):
             self._add_link(pid, name)
         self._add_mappings(pid, mappings)
@@ -79,9 +80,7 @@ class FileCollector:
         return key
 
     def _use(self, key: Key, use: str) -> None:
-        uses = self.found[key].uses
-        if use not in uses:
-            uses.append(use)
+        self.found[key].uses[use] = None
 
     def _add_link(self, pid: int, name: str) -> None:
         link = f"/proc/{pid}/{name}"
@@ -90,16 +89,10 @@ class FileCollector:
             self._use(self._add(pid, link, target, status), f"{pid} {name}")
 
     def _add_mappings(self, pid: int, mappings: Iterable[Mapping]) -> None:
-        seen: set[tuple[str, int, str, bool]] = set()
         for mapping in mappings:
-            shared_write = mapping.perms[3] == "s" and mapping.perms[1] == "w"
-            use = (mapping.device, mapping.inode, mapping.path, shared_write)
-            if not mapping.inode or use in seen or not mapping.path.startswith("/"):
-                continue
-            seen.add(use)
-            key = self._mapped_file(pid, mapping)
+            key = self._mapped_file(pid, mapping) if mapping.inode and mapping.path.startswith("/") else None
             if key is not None:
-                self._use(key, f"{pid} map shared-write" if shared_write else f"{pid} map")
+                self._use(key, f"{pid} map shared-write" if mapping.shared_write else f"{pid} map")
 
     def _mapped_file(self, pid: int, mapping: Mapping) -> Key | None:
         if mapping.path.startswith(PSEUDO):

@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 GONE = (FileNotFoundError, ProcessLookupError, NotADirectoryError)
 """How the kernel says that a process ended: no such entry, or ESRCH from a file opened before its end."""
+
+DEV_ZERO = "/dev/zero (deleted)"
+"""What a mapping of shared anonymous memory is called."""
 
 PF_KTHREAD = 0x00200000
 """include/linux/sched.h: set in field 9 of /proc/PID/stat of kernel threads."""
@@ -180,6 +183,11 @@ class Mapping(NamedTuple):
     path: str
 
     @property
+    def shared_write(self) -> bool:
+        """Writes go to the file."""
+        return self.perms[3] == "s" and self.perms[1] == "w"
+
+    @property
     def range(self) -> str:
         """The name of this mapping in /proc/PID/map_files."""
         return f"{self.start:x}-{self.end:x}"
@@ -187,22 +195,26 @@ class Mapping(NamedTuple):
 
 def parse_maps(raw: bytes) -> Iterator[Mapping]:
     """Parse /proc/PID/maps. A newline in a path stays as the kernel writes it, octal."""
-    # bytes.split on newlines only: splitlines would also break at '\r' inside a path.
-    for line in raw.split(b"\n"):
+    # Split on newlines only: splitlines would also break at a carriage return inside a path.
+    for line in decode(raw).split("\n"):
         fields = line.split(None, 5)
         if len(fields) < 5:
             continue
-        start, _, end = fields[0].partition(b"-")
-        path = decode(fields[5]) if len(fields) == 6 else ""
-        yield Mapping(
-            int(start, 16),
-            int(end, 16),
-            fields[1].decode(),
-            int(fields[2], 16),
-            fields[3].decode(),
-            int(fields[4]),
-            path,
-        )
+        start, _, end = fields[0].partition("-")
+        path = fields[5] if len(fields) == 6 else ""
+        yield Mapping(int(start, 16), int(end, 16), fields[1], int(fields[2], 16), fields[3], int(fields[4]), path)
+
+
+def distinct(mappings: Iterable[Mapping]) -> list[Mapping]:
+    """The first mapping of each named file, shared writable ones apart: a library or a device has many.
+
+    Shared anonymous memory is left out: every piece of it is a file of its own, and CUDA has thousands.
+    """
+    first: dict[tuple[str, int, str, bool], Mapping] = {}
+    for mapping in mappings:
+        if mapping.path and mapping.path != DEV_ZERO:
+            first.setdefault((mapping.path, mapping.inode, mapping.device, mapping.shared_write), mapping)
+    return list(first.values())
 
 
 def maps_of(pid: int) -> list[Mapping]:

@@ -23,6 +23,7 @@ from gpuckpt.system.procfs.reading import (
     Mapping,
     Stat,
     decode,
+    distinct,
     maps_of,
     read_bytes,
     read_link,
@@ -45,6 +46,7 @@ class Seen:
     full_argv: tuple[str, ...]
     descriptors: list[OpenDescriptor]
     mappings: list[Mapping]
+    """The distinct ones."""
 
 
 def read_tree(root: ProcessId, *, keep_argv: bool = False) -> Tree:
@@ -126,7 +128,7 @@ def _see(process: ProcessId, majors: frozenset[int], *, keep_argv: bool) -> Seen
         controlling_tty=stat.tty,
         foreground=_is_foreground(stat),
     )
-    return Seen(found, argv, descriptors, mappings) if is_same(process) else None
+    return Seen(found, argv, descriptors, distinct(mappings)) if is_same(process) else None
 
 
 def _is_foreground(stat: Stat) -> bool:
