@@ -306,3 +306,9 @@ def test_other_signs_of_ranks_that_met():
     shared = file("/dev/shm/nccl-Xy12", uses=("1000 map", "1010 map"))
     job = gpu_tree(process(1010), cuda=(CUDA_1000, CUDA_1010), files=(NCCL_FILE, shared))
     assert verdict("nccl-sharing", dump(job, nccl_environment={1000: {}, 1010: {}})) == "fail"
+
+
+def test_plain_cuda_works_with_older_drivers():
+    old = driver(version="565.57.01", interface="program")
+    assert verdict("gpu-features", gpu_dump(host=old)) == "pass"
+    assert verdict("gpu-features", dump(gpu_tree(process(1010), cuda=(CUDA_1000, CUDA_1010)), host=old)) == "fail"

@@ -168,3 +168,14 @@ def test_a_stdin_given_for_nothing():
 def test_descriptors_of_several_processes_are_all_named():
     child = process(1010, comm="loader", descriptors=(Descriptor(7, "device", "/dev/kfd"),))
     assert "1010 loader fd 7: /dev/kfd" in judged("devices", dump(tree(child))).found
+
+
+def test_a_terminal_is_proposed_for_terminals_only():
+    assert "at a terminal" in judged("stdio", restore(tree(outside_stdio=(STDOUT_TTY,)))).hint
+    assert "at a terminal" not in judged("stdio", restore(tree(outside_stdio=(STDOUT_PIPE,)))).hint
+
+
+def test_sockets_without_a_port_take_none():
+    raw = Socket(6, "inet", "raw", "unconnected", "0.0.0.0:1", "", ("1000 fd 9",))
+    unbound = Socket(7, "inet", "stream", "closed", "0.0.0.0:0", "", ("1000 fd 10",))
+    assert needed_ports(manifest(tree(sockets=(raw, unbound))), "keep") == ()
