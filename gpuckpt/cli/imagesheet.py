@@ -47,7 +47,9 @@ def image_facts(manifest: Manifest, data: dict[str, Any], *, now: float) -> Iter
 
 
 def _age(seconds: float) -> str:
-    return f", {words.duration(seconds)} ago" if seconds >= 1 else ""
+    if seconds < 1:
+        return ""
+    return f", {words.duration(seconds)} ago" if seconds >= 100 else f", {seconds:.0f} s ago"
 
 
 def _sizes(manifest: Manifest, on_disk: Any) -> str:

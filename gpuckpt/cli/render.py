@@ -141,7 +141,7 @@ def _restored(report: Report) -> str:
     data = report.data
     if not data.get("image"):
         return f"repaired {_tree(data)}; {STATES[report.process]}"
-    seconds = data.get("seconds") or {}
+    seconds = {phase: took for phase, took in (data.get("seconds") or {}).items() if phase != "ready"}
     took = f" in {words.duration(sum(seconds.values()))}" if seconds else ""
     return f"restored {_tree(data)} from {words.safe(data['image'])}{took}"
 

@@ -17,17 +17,19 @@ Listener = Callable[[Event], None]
 
 def carry_out(manner: Manner, act: Callable[[Listener], Report]) -> int:
     """Run the flow, show its report, and give the exit status."""
-    from gpuckpt.cli.listening import listening  # noqa: PLC0415  --help and TAB must not load it
+    import gpuckpt.flows.run  # noqa: F401, PLC0415  --help and TAB must not load the flows; signals in words until here
+    from gpuckpt.cli.listening import listening  # noqa: PLC0415
     from gpuckpt.cli.render import present  # noqa: PLC0415
 
     with listening(manner) as listener:
+        _let_signals_end_us()
         report = act(listener)
-    _let_signals_end_us()
     return present(report, manner)
 
 
 def _let_signals_end_us() -> None:
-    # Only words are left now: a signal may end this process in the plain way. Ignored ones (nohup) stay so.
+    # The flow takes signals over while it works. Before and after, where "nothing was touched" could be wrong, they
+    # end this process in the plain way. Ignored ones (nohup) stay so.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

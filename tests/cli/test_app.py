@@ -238,6 +238,39 @@ def test_wait_exits_with_the_status_of_the_job(flow, gpuckpt):
     assert gpuckpt("restore", "img", "--wait")[:2] == (137, "")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_around_the_flow_makes_no_claims(flow, gpuckpt, monkeypatch, number):
+    """What a flow finds as the handler it puts back is the plain one: no words about what was touched."""
+    seen = []
+    flow.answer = dump_report()
+    flow.dump = lambda _request, _listener: seen.append(signal.getsignal(number)) or flow.answer
+    gpuckpt("dump", "--tree", "4242", "img")
+    assert seen == [signal.SIG_DFL]
+
+
+def test_nohup_stays(flow, gpuckpt):
+    flow.answer = dump_report()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    gpuckpt("dump", "--tree", "4242", "img")
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_an_early_signal_speaks_json(tmp_path):
+    code = """
+import os, signal, sys
+import gpuckpt.cli.app as app
+import gpuckpt.cli.dump as dump
+dump.options.absolute.__globals__["Path"] = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
+sys.argv = ["gpuckpt", "dump", "--tree", "1", "img", "--json"]
+app.main()
+"""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False, env=env)
+    assert done.returncode == 128 + signal.SIGTERM
+    envelope = json.loads(done.stdout)
+    assert (envelope["error"]["code"], envelope["process"]) == ("interrupted", "untouched")
+
+
 def test_json_events_are_lines_on_stderr(flow, gpuckpt):
     flow.events = [Event("lock", "begin"), Event("lock", "end", seconds=0.5)]
     flow.answer = dump_report()
