@@ -11,8 +11,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.errors import MachineLacks
-from gpuckpt.model.facts import CudaProcess, ProcessId
-from gpuckpt.system import commands
+from gpuckpt.model.facts import CudaProcess, CudaState, ProcessId
+from gpuckpt.system import commands, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,11 +44,19 @@ def main() -> None:
     from gpuckpt.accelerators import ACCELERATORS  # noqa: PLC0415 - the list names modules that may load libraries
     from gpuckpt.accelerators.protocol import DriverError  # noqa: PLC0415
 
+    def state_of(pid: int) -> CudaState:
+        # A stopped process does not answer, and the question would wait for ever (seen with driver 580).
+        return (
+            "unknown"
+            if (identity := procfs.process_id(pid)) and procfs.state(identity) in ("T", "t")
+            else suspender.state(pid)
+        )
+
     force_program = "--program" in sys.argv
     pids = [int(word) for word in sys.argv[1:] if word.isdigit()]
     try:
         suspender = ACCELERATORS[0].suspender(force_program=force_program)
-        found = [(pid, tid, suspender.state(pid)) for pid in pids if (tid := suspender.restore_tid(pid)) is not None]
+        found = [(pid, tid, state_of(pid)) for pid in pids if (tid := suspender.restore_tid(pid)) is not None]
     except MachineLacks as error:
         answer: dict[str, object] = {"problem": error.message}
     except DriverError as error:

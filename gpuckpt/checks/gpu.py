@@ -148,6 +148,14 @@ def _state(facts: DumpFacts) -> Judgement | None:
         f"an interrupted run left it so: `gpuckpt restore --tree {facts.tree.root.pid}` brings it back; "
         "state failed: only ending the process helps"
     )
+    stopped = set(facts.tree.stopped)
+    if any(process.id in stopped for process in facts.tree.cuda):
+        # The driver's own thread is stopped as well: a lock would wait for ever, whatever its limit.
+        found = listing(f"{process.id.pid}: stopped" for process in facts.tree.cuda if process.id in stopped)
+        pids = " ".join(str(process.id.pid) for process in facts.tree.cuda if process.id in stopped)
+        return failed(
+            expected, found, f"let it run (kill -CONT {pids}), or `gpuckpt restore --tree` if gpuckpt held it"
+        )
     bad = [
         f"{process.id.pid}: {process.state}"
         for process in facts.tree.cuda

@@ -240,6 +240,7 @@ class DumpWork:
             images=str(partial.criu),
             options=self._options(run_id="", lsm=""),
             leave_running=self.request.leave_running,
+            keep_network_lock=self.request.tcp == "keep",
             lock_timeout_ms=round(self.request.lock_timeout_seconds * 1000),
             deadline_seconds=self.interruption.left_seconds(),
             force_program=self.request.force_program,

@@ -183,6 +183,9 @@ class DumpWork:
             end_all(self._order.tree)
         now = time.monotonic()
         left = procfs.wait_gone(self._order.tree.ids, GONE_SECONDS)
+        if ok and not self._order.keep_network_lock:
+            # CRIU leaves it for a restore here; behind it even the inner connections of that restore are dead.
+            self._remove_network_lock()
         self._tell(
             "ended",
             seconds=self._clock.seconds,

@@ -53,6 +53,8 @@ class DumpOrder:
     images: str
     options: CriuOptions
     leave_running: bool
+    keep_network_lock: bool
+    """Outside connections shall live on at a restore here: the ended tree's peers must not be reset meanwhile."""
     lock_timeout_ms: int
     deadline_seconds: float | None
     force_program: bool = False

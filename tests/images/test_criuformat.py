@@ -354,8 +354,9 @@ child = os.fork()
 if child == 0:
     inner = socket.create_connection(listener.getsockname())
     listener.close()
-    while True:
-        inner.sendall(inner.recv(100))
+    while heard := inner.recv(100):
+        inner.sendall(heard)
+    os._exit(0)
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 inner = listener.accept()[0]
 outside = socket.create_connection(("127.0.0.1", port))
