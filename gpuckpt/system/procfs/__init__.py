@@ -30,7 +30,7 @@ from gpuckpt.system.procfs.looking import (
     ports_in_use,
     special_mappings,
 )
-from gpuckpt.system.procfs.reading import Mapping, comm_of, maps_of, words_for, words_for
+from gpuckpt.system.procfs.reading import Mapping, comm_of, maps_of, words_for
 from gpuckpt.system.procfs.redaction import redact, redact_text
 from gpuckpt.system.procfs.signals import (
     cpu_seconds,
@@ -87,6 +87,5 @@ __all__ = [
     "wait_gone",
     "wchan",
     "who_uses_ids",
-    "words_for",
     "words_for",
 ]
