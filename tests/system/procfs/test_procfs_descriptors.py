@@ -138,14 +138,14 @@ def test_file_locks(programs, read, lock):
 def test_paths_that_are_no_text_survive(programs, read, tmp_path):
     child = programs.start(
         r"""
-path = os.fsencode(DIR) + b'/b\xff\n\\012 x'
+path = os.fsencode(DIR) + b'/b\xff\n\\012 \rx'
 os.mkdir(path); os.chdir(path)
 with open(path + b'/f', 'wb') as file: file.write(b'x' * 5000)
 file = open(path + b'/f', 'rb'); keep = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ); os.closerange(3, 256)  # mmap keeps a copy
 ready(); forever()
 """
     )
-    path = os.fsdecode(os.fsencode(tmp_path) + b"/b\xff\n\\012 x")
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/b\xff\n\\012 \rx")
     tree = read(child)
     assert tree.processes[0].cwd == path
     mapped = next(file for file in tree.files if file.path == path + "/f")
@@ -338,6 +338,11 @@ forever()
     exe = files[tree.processes[0].exe]
     assert f"{child.pid} exe" in exe.uses
     assert not [path for path in files if path.startswith(("/memfd", "/dev/zero", "/proc"))]
+
+
+def test_a_mapped_path_with_a_carriage_return_is_one_line():
+    line = "7f4000000000-7f4000001000 r--p 00000000 fe:00 77    /srv/a\rb\x85c\n".encode()
+    assert [mapping.path for mapping in reading.parse_maps(line)] == ["/srv/a\rb\x85c"]
 
 
 def test_files_of_another_mount_namespace(programs, read, tmp_path):

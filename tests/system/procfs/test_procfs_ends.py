@@ -263,6 +263,34 @@ probe = socket.socket(); fcntl.ioctl(probe, 0x8914, struct.pack('16sh14x', b'lo'
     assert os.readlink("/proc/self/ns/net") == before
 
 
+def test_sockets_of_another_namespace_than_their_holder_s(programs, read):
+    child = programs.start(
+        """
+a, b = socket.socketpair(); os.dup2(a.fileno(), 100); os.dup2(b.fileno(), 101); a.close(); b.close()
+if os.fork() == 0:
+    assert ctypes.CDLL(None).unshare(0x40000000) == 0
+    ready(); forever()
+os.close(100); os.close(101)
+keep = socket.socket(); ready('closed'); forever()
+""",
+    )
+    wait_until((programs.directory / "closed").exists, "the parent closed its ends")
+    tree = read(child)
+    (member,) = tree.pids[1:]
+    pair = [with_owner(tree.sockets, f"{member} fd {fd}") for fd in (100, 101)]
+    assert [(end.family, end.inside, end.owners) for end in pair] == [
+        ("unix", True, (f"{member} fd 100",)),
+        ("unix", True, (f"{member} fd 101",)),
+    ]
+
+
+def test_a_socket_of_a_namespace_that_nobody_here_is_in_is_not_called_inside(programs, read):
+    child = programs.start(
+        "a, b = socket.socketpair(); assert ctypes.CDLL(None).unshare(0x40000000) == 0; ready(); forever()"
+    )
+    assert [(end.state, end.inside) for end in read(child).sockets] == [("unknown", False)] * 2
+
+
 def test_connections_that_leave_the_tree(programs, read):
     with socket.create_server(("127.0.0.1", 0)) as server, socket.socket(type=socket.SOCK_DGRAM) as datagram:
         datagram.bind(("127.0.0.1", 0))

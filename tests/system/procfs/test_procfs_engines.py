@@ -55,7 +55,14 @@ def test_engines_are_found_by_what_is_mapped(programs, read, site, tmp_path):
     weights.write_bytes(b"\0" * (2 << 20))
     small = tmp_path / "small.bin"
     small.write_bytes(b"\0" * 5000)
-    paths = [site / "torch" / "libtorch.so", site / "vllm" / "_C.abi3.so", site / "jaxlib" / "x.so", weights, small]
+    paths = [
+        site / "torch" / "libtorch.so",
+        site / "vllm" / "_C.abi3.so",
+        site / "jaxlib" / "x.so",
+        site / "other" / "o.so",
+        weights,
+        small,
+    ]
     child = programs.start(MAP, arguments=[str(path) for path in paths])
     vllm, torch, jax = read(child).engines
     assert (vllm.name, vllm.version, vllm.weight_files) == ("vllm", "0.12.1", (str(weights),))

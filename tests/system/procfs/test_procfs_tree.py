@@ -85,7 +85,7 @@ start, end = int(raw[45]), int(raw[46])
 text = b'engine --api-key hunter2 --port 1'
 ctypes.memset(start, 0, end - start); ctypes.memmove(start, text, len(text))
 env, envend = int(raw[47]), int(raw[48])
-ctypes.memset(env, 0, envend - env); ctypes.memmove(env, b'hunter2=x y=\\0VALID=1', 20)
+ctypes.memset(env, 0, envend - env); ctypes.memmove(env, b'HUNTER\\0hunter2=x y=\\0VALID=1', 27)
 ready(); forever()
 """
     )
