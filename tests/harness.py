@@ -115,6 +115,7 @@ class Jobs:
         while any(alive(pid) for pid in self._pids) and time.monotonic() < deadline:
             self.reap()
             time.sleep(0.02)
+        self.reap()
 
 
 def alive(pid: int) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from gpuckpt.checks import arrival, files, gpu, gpu_restore, image, machine, objects, processes
+from gpuckpt.checks.arrival import needs_terminal
 from gpuckpt.checks.check import Check, Judgement
 from gpuckpt.checks.facts import (
     DumpFacts,
@@ -39,6 +40,7 @@ __all__ = [
     "needed_ids",
     "needed_paths",
     "needed_ports",
+    "needs_terminal",
     "refusal",
     "resolve_map",
     "unknown_ids",

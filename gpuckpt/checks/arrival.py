@@ -7,6 +7,7 @@ from gpuckpt.checks.facts import RestoreFacts, needed_sockets, outside_connectio
 from gpuckpt.checks.gpu_restore import memory_by_gpu
 from gpuckpt.checks.image import memory_bytes
 from gpuckpt.checks.objects import stdio_options
+from gpuckpt.model.facts import Stdio, Tree
 
 OPTION_OF_FD = {0: "--stdin", 1: "--stdout", 2: "--stderr"}
 
@@ -52,44 +53,59 @@ def _tcp(facts: RestoreFacts) -> Judgement | None:
 
 
 def _stdio(facts: RestoreFacts) -> Judgement | None:
-    entries, request = facts.tree.outside_stdio, facts.request
+    request = facts.request
+    # CRIU restores a terminal's settings, so nothing but a terminal can take its place: see needs_terminal.
+    entries = _replaceable(facts.tree)
     if not entries:
         return None
     expected = "a place for each standard stream that led out of the tree"
     if request.wait:
         return passed(expected, "--wait: gpuckpt's own")
-    lost = tuple(
-        entry
-        for entry in entries
-        if entry.fd not in request.stdio and not (entry.kind == "tty" and facts.stdin_is_terminal)
-    )
+    lost = tuple(entry for entry in entries if entry.fd not in request.stdio)
     if not lost:
         return passed(expected, "each has one")
     hint = f"say {stdio_options(lost)} (/dev/null will do), or --wait to use gpuckpt's own"
-    if all(entry.kind == "tty" for entry in lost):
-        hint += ", or restore at a terminal"
     return failed(expected, listing(f"fd {e.fd} was a {e.kind} to {e.peer or 'a process outside'}" for e in lost), hint)
 
 
 def _stdio_used(facts: RestoreFacts) -> Judgement | None:
     if not facts.request.stdio:
         return None
-    outside = {entry.fd for entry in facts.tree.outside_stdio}
+    outside = {entry.fd for entry in _replaceable(facts.tree)}
     idle = [f"{OPTION_OF_FD[fd]} {path}" for fd, path in sorted(facts.request.stdio.items()) if fd not in outside]
-    hint = "leave it out: that stream is a file, lies inside the tree, or is one with another (2>&1), which it follows"
+    hint = (
+        "leave it out: that stream is a file or a terminal, lies inside the tree, or is one with another (2>&1), "
+        "which it follows"
+    )
     return none_of(idle, expected="only streams that led out of the tree are replaced", hint=hint, fine="so it is")
 
 
+def needs_terminal(tree: Tree) -> bool:
+    """The job has a terminal of others open: it cannot come back without one.
+
+    A job that merely belongs to a terminal's session (`nohup JOB </dev/null >LOG 2>&1 &`) can.
+    """
+    if any(entry.kind == "tty" for entry in tree.outside_stdio):
+        return True
+    opened = (descriptor.target for process in tree.processes for descriptor in process.descriptors)
+    return tree.surroundings.has_terminal and "/dev/tty" in opened
+
+
+def _replaceable(tree: Tree) -> tuple[Stdio, ...]:
+    return tuple(entry for entry in tree.outside_stdio if entry.kind != "tty")
+
+
 def _terminal(facts: RestoreFacts) -> Judgement | None:
-    if not facts.tree.surroundings.has_terminal:
+    if not needs_terminal(facts.tree):
         return None
-    expected = "a terminal for the job"
+    expected = "a terminal for the job, which has one open"
     if facts.request.wait:
         return passed(expected, "--wait gives it one")
-    if facts.stdin_is_terminal:
-        return passed(expected, "the one gpuckpt runs at")
-    hint = "say --wait (gpuckpt keeps a terminal open as long as the job runs), or run the command at a terminal"
-    return failed(expected, "standard input is no terminal", hint)
+    hint = (
+        "say --wait: gpuckpt then keeps a terminal open as long as the job runs (in tmux or screen it outlives your "
+        "session); no file can take a terminal's place"
+    )
+    return failed(expected, "without --wait it gets none", hint)
 
 
 def _memory(facts: RestoreFacts) -> Judgement:

@@ -108,7 +108,6 @@ class RestoreFacts:
     """'tcp 0.0.0.0:8000' of needed_ports() that are taken -> by whom."""
     missing_addresses: tuple[str, ...]
     """Addresses of needed_addresses() that this host does not have."""
-    stdin_is_terminal: bool
     free_memory_bytes: int | None
     """The smallest of the host's available memory and the limits of the cgroup the tree will live in."""
     image_mode: int | None = None

@@ -157,9 +157,9 @@ def _stdio(facts: DumpFacts) -> Judgement | None:
     if not entries:
         return None
     found = [f"fd {e.fd} is a {e.kind} to {e.peer or 'a process outside'} ({', '.join(e.holders)})" for e in entries]
-    hint = f"nothing now; the restore will need {stdio_options(entries)}, or --wait"
-    if all(entry.kind == "tty" for entry in entries):
-        hint += ", or a terminal"
+    # A terminal's place can only be taken by another one, which --wait makes.
+    needed = "--wait" if any(e.kind == "tty" for e in entries) else f"{stdio_options(entries)}, or --wait"
+    hint = f"nothing now; the restore will need {needed}"
     return failed("standard input and output that the image can hold", listing(found), hint)
 
 

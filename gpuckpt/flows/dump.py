@@ -253,7 +253,7 @@ class DumpWork:
         return CriuOptions(
             version=program.version or "",
             run_id=run_id,
-            shell_job=around.has_terminal or not around.session_leader_inside,
+            shell_job=not around.session_leader_inside,
             tcp_established=inet,
             network_lock=program.network_lock,
             file_locks=tree.file_locks,
@@ -388,8 +388,16 @@ def _members(tree: Tree) -> tuple[CudaMember, ...]:
 
 
 def _external_keys(tree: Tree) -> list[str]:
-    """--external for stdio whose other end is a stream socket outside: CRIU refuses half a pair otherwise."""
-    return [f"unix[{stdio.key[8:-1]}]" for stdio in tree.outside_stdio if stdio.key.startswith("socket:[")]
+    """--external for stdio that leads outside.
+
+    A stream socket, for CRIU refuses half a pair otherwise; and a terminal where the root leads its session, for
+    only an external one becomes its controlling terminal again. A job within another's session joins the
+    restorer's, with its terminal (--shell-job).
+    """
+    sockets = [f"unix[{stdio.key[8:-1]}]" for stdio in tree.outside_stdio if stdio.kind == "socket"]
+    if not tree.surroundings.session_leader_inside:
+        return sockets
+    return sockets + [stdio.key for stdio in tree.outside_stdio if stdio.kind == "tty"]
 
 
 def _refuse_other_processes(criu_directory: Path, tree: Tree) -> None:

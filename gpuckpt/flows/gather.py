@@ -165,7 +165,6 @@ def restore_facts(request: RestoreRequest, manifest: Manifest, machine: Machine)
         ids_in_use=procfs.who_uses_ids(needed_ids(manifest)),
         ports_in_use=procfs.ports_in_use(needed_ports(manifest, tcp)),
         missing_addresses=procfs.missing_addresses(needed_addresses(manifest, tcp)),
-        stdin_is_terminal=False,
         free_memory_bytes=here.memory_available_bytes,
         image_mode=image.st_mode,
         image_owner=image.st_uid,

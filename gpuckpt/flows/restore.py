@@ -33,7 +33,7 @@ from gpuckpt.flows.conversation import (
 )
 from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.images import captured as captured_files
-from gpuckpt.images import criuformat
+from gpuckpt.images import criuformat, timers
 from gpuckpt.model.errors import (
     GpuckptError,
     ImageCorrupt,
@@ -51,6 +51,8 @@ from gpuckpt.stores import directory
 from gpuckpt.system.terminal import PtyRelay
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpuckpt.checks import RestoreFacts
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
@@ -134,7 +136,7 @@ class RestoreWork:
         came_up = False
         try:
             self.put_back = captured_files.put_back(self.image.path, self.manifest.captured)
-            if self.request.wait and self._needs_terminal():
+            if self.request.wait and checks.needs_terminal(self.manifest.tree):
                 self.relay = PtyRelay()
             with OwnerHandle(self.run, pass_fds=(0, 1, 2) if self.request.wait else ()) as owner:
                 try:
@@ -208,26 +210,34 @@ class RestoreWork:
             folder, _, name = part.path.partition("/")
             if folder == "criu" and "/" not in name:
                 (lean / name).symlink_to(self.image.part(part.path))
-        if self.facts.tcp == "close":
-            _close_outside_connections(lean / "files.img")
+        _edit(lean / criuformat.FILES, self._for_this_restore)
         return lean
+
+    def _for_this_restore(self, files_img: bytes) -> bytes:
+        """What CRIU shall find in files.img: timers that go on, and connections closed where that was decided."""
+        edited = timers.rearm(files_img)
+        if self.facts.tcp == "close":
+            # CRIU's own --tcp-close would close the connections inside the tree as well.
+            edited = criuformat.close_sockets(
+                edited, {socket.inode for socket in criuformat.outside_sockets(files_img)}
+            )
+        return edited
 
     def _inherited(self) -> tuple[Inherited, ...]:
         return tuple(found for stdio in self.manifest.tree.outside_stdio if (found := self._inherit(stdio)) is not None)
 
     def _inherit(self, stdio: Stdio) -> Inherited | None:
         """Where an outside end goes: the given file, with --wait our own stream, for a terminal CRIU's stdin."""
+        if stdio.kind == "tty":
+            # A job that joins the owner's session gets the pty as CRIU's stdin.
+            is_external = self.relay is not None and stdio.key in self.manifest.criu.external
+            return Inherited(stdio.key, self.relay.slave_path, stdio.writable) if self.relay and is_external else None
         path = self.request.stdio.get(stdio.fd)
         if path is not None:
             return Inherited(stdio.key, str(path), stdio.writable)
-        if stdio.kind == "tty" or not self.request.wait:
+        if not self.request.wait:
             return None
         return Inherited(stdio.key, f"{INHERITED_FD}{stdio.fd}", stdio.writable)
-
-    def _needs_terminal(self) -> bool:
-        return self.manifest.tree.surroundings.has_terminal or any(
-            stdio.kind == "tty" for stdio in self.manifest.tree.outside_stdio
-        )
 
     def _watch(self, owner: OwnerHandle, said: dict[str, Any]) -> Report:
         """It is up. Note where it comes from, then look at it, or wait for its end."""
@@ -296,7 +306,8 @@ class RestoreWork:
         """What the job wrote last is still in the pty."""
         if self.relay is None:
             return
-        while select.select([self.relay.master], [], [], 0)[0] and self.relay.pump([self.relay.master]):
+        # What was written reaches the master by way of a kernel worker: it may come a moment later.
+        while select.select([self.relay.master], [], [], STEP_SECONDS)[0] and self.relay.pump([self.relay.master]):
             pass
 
     def _error_from(self, message: dict[str, Any]) -> GpuckptError:
@@ -334,14 +345,16 @@ class RestoreWork:
         return {"tree": {"root": ids[0], "ids": ids, "stopped": [], "cuda": []}, "seconds": {}}
 
 
-def _close_outside_connections(files_img: Path) -> None:
-    """Replace the link by an edited copy: the connections that leave the tree come back closed."""
-    raw = files_img.read_bytes()
-    outside = {socket.inode for socket in criuformat.outside_sockets(raw)}
-    files_img.unlink()
-    descriptor = os.open(files_img, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+def _edit(part: Path, change: Callable[[bytes], bytes]) -> None:
+    """Replace the link to a part of the image by a changed copy; the image itself never changes."""
+    raw = part.read_bytes()
+    changed = change(raw)
+    if changed == raw:
+        return
+    part.unlink()
+    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "wb") as out:
-        out.write(criuformat.close_sockets(raw, outside))
+        out.write(changed)
 
 
 def _interrupted(trouble: BrokenOff, what: str) -> GpuckptError:

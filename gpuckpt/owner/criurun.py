@@ -60,6 +60,7 @@ class CriuRun:
         stdin: int | None = None,
         pass_fds: Sequence[int] = (),
         before_exec: Callable[[], None] | None = None,
+        new_session: bool = False,
     ) -> None:
         self._paths = paths
         self._gate = gate
@@ -73,6 +74,7 @@ class CriuRun:
             output=self._output,
             pass_fds=pass_fds,
             before_exec=lambda: _prepare_child(before_exec),
+            new_session=new_session,
         )
         identity = procfs.process_id(self._child.pid)
         journal.write("criu-started", pid=self._child.pid, start_ticks=identity.start_ticks if identity else 0)

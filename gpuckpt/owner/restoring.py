@@ -25,7 +25,7 @@ from gpuckpt.owner.halfbuilt import end_half_built
 from gpuckpt.owner.messages import INHERITED_FD, Channel, CudaMember, PeerGone, TreeOrder
 from gpuckpt.owner.suspension import ResumeFailed, resume_all
 from gpuckpt.owner.unwind import MEMORY_WAIT_SECONDS, Means, remove_network_lock
-from gpuckpt.system import cgroups, criu, criu_log, procfs
+from gpuckpt.system import cgroups, criu, criu_log, procfs, terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,6 +53,7 @@ class RestoreWork:
         self._run: CriuRun | None = None
         self._cgroup: cgroups.OwnCgroup | None = None
         self._opened: list[int] = []
+        self._terminal: int | None = None
 
     def close(self) -> None:
         """Close and remove what lies outside the run directory."""
@@ -87,6 +88,9 @@ class RestoreWork:
         self._run = self._start_criu()
         self._run.await_gate(self._main, self._means.deadline, stalled_pids=[i.pid for i in self._order.tree.ids])
         self._means.journal.write("let-go" if not self._order.tree.cuda else "at-gate")
+        if self._terminal is not None:
+            # CRIU makes our group the terminal's foreground: Ctrl-C would reach us, and the job's reads stop it.
+            terminal.make_foreground(self._terminal, os.getpgid(self._order.tree.root.pid))
         if not self._gate.commit():
             raise self._run.failure()
         status = self._run.await_end(END_SECONDS)
@@ -99,7 +103,7 @@ class RestoreWork:
     def _start_criu(self) -> CriuRun:
         order = self._order
         inherited = [(self._open(entry), entry.key) for entry in order.inherited]
-        stdin = self._take_terminal(order.terminal)
+        stdin = self._take_terminal() if self._joins_our_session else None
         argv = criu.restore_argv(
             order.criu, self._paths, order.options, inherited=inherited, pidfile=self._paths.work / "restored.pid"
         )
@@ -112,23 +116,35 @@ class RestoreWork:
             stdin=stdin,
             pass_fds=[number for number, _ in inherited],
             before_exec=join,
+            # A job that is no session leader joins CRIU's session and group. In ours it would be orphaned by our
+            # end, and a stopped job then gets SIGHUP; the end of CRIU, whose parent is elsewhere, does nothing to it.
+            new_session=not self._joins_our_session,
         )
+
+    @property
+    def _joins_our_session(self) -> bool:
+        """The job takes its terminal over from us; a session leader takes the pty as its own instead."""
+        return self._order.terminal is not None and self._order.options.shell_job
 
     def _open(self, entry: Inherited) -> int:
         if entry.path.startswith(INHERITED_FD):
             return int(entry.path.removeprefix(INHERITED_FD))
+        if entry.path == self._order.terminal:
+            descriptor = os.open(entry.path, os.O_RDWR | os.O_NOCTTY)
+            self._opened.append(descriptor)
+            return descriptor
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND if entry.writable else os.O_RDONLY
         descriptor = os.open(entry.path, flags | os.O_NOCTTY, 0o600)
         self._opened.append(descriptor)
         return descriptor
 
-    def _take_terminal(self, slave: str | None) -> int | None:
+    def _take_terminal(self) -> int:
         """Make the pty the terminal of our session, which the restored job joins: it must not end before the job."""
-        if slave is None:
-            return None
-        descriptor = os.open(slave, os.O_RDWR)  # the first terminal a session leader opens becomes its own
-        self._opened.append(descriptor)
-        return descriptor
+        assert self._order.terminal is not None  # noqa: S101 - the caller looked
+        # The first terminal that a session leader opens becomes its own.
+        self._terminal = os.open(self._order.terminal, os.O_RDWR)
+        self._opened.append(self._terminal)
+        return self._terminal
 
     def _own_cgroup(self) -> tuple[list[str], Callable[[], None] | None]:
         name = self._order.cgroup_name

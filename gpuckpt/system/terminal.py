@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import termios
 import tty
 
@@ -31,6 +32,7 @@ class PtyRelay:
         """The job has the slave open: ours goes, so that its last close shows, and keys go through."""
         os.close(self._slave)
         self._slave = -1
+        self.copy_window_size()  # the restore set the one of the dump
         if self._saved is not None:
             tty.setraw(STDIN)
 
@@ -73,6 +75,15 @@ class PtyRelay:
         os.close(self.master)
         if self._slave >= 0:
             os.close(self._slave)
+
+
+def make_foreground(descriptor: int, group: int) -> None:
+    """Give the terminal of our session to a process group: its keys' signals go there, and it may read."""
+    before = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    try:
+        os.tcsetpgrp(descriptor, group)
+    finally:
+        signal.signal(signal.SIGTTOU, before)
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

@@ -14,6 +14,7 @@ from checkfacts import (
     LISTENING,
     OUTSIDE_TCP,
     STDOUT_PIPE,
+    STDOUT_TTY,
     Case,
     Cases,
     criu,
@@ -92,7 +93,7 @@ FILES: Cases = {
     ),
 }
 
-TERMINAL_JOB = tree(surroundings=Surroundings(has_terminal=True))
+TERMINAL_JOB = tree(outside_stdio=(STDOUT_TTY,), surroundings=Surroundings(has_terminal=True))
 ARRIVAL: Cases = {
     "pids-free": Case(FINE, restore(ids_in_use={1001: "812 sshd (as thread)"}), ("1001 by 812 sshd",)),
     "ports-free": Case(
@@ -118,7 +119,7 @@ ARRIVAL: Cases = {
         restore(ask_stdio={1: Path("/var/log/job")}),
         ("--stdout /var/log/job",),
     ),
-    "terminal": Case(restore(TERMINAL_JOB, ask_wait=True), restore(TERMINAL_JOB), ("no terminal",)),
+    "terminal": Case(restore(TERMINAL_JOB, ask_wait=True), restore(TERMINAL_JOB), ("without --wait",)),
     "host-memory": Case(FINE, restore(free_memory_bytes=GIB), ("1.0 GiB free",)),
     "file-locks": Case(FINE, restore(tree(file_locks=True)), ("not looked at",), quiet=True),
 }

@@ -193,7 +193,6 @@ def restore(the_tree: Tree | None = None, **changes: Any) -> RestoreFacts:
         ids_in_use={},
         ports_in_use={},
         missing_addresses=(),
-        stdin_is_terminal=False,
         free_memory_bytes=100 * GIB,
         image_mode=stat.S_IFDIR | 0o700,
         image_owner=0,

@@ -104,11 +104,12 @@ def test_needed_ports_and_addresses():
     assert set(needed_paths(image)) == {"/usr/bin/python3", "/srv/job", DATA}
 
 
-def test_a_terminal_stands_in_for_a_terminal_only():
+def test_a_file_stands_in_for_a_pipe_but_not_for_a_terminal():
     both = tree(outside_stdio=(STDOUT_TTY, replace(STDOUT_PIPE, fd=2)))
-    found = judged("stdio", restore(both, stdin_is_terminal=True))
+    found = judged("stdio", restore(both))
     assert "--stderr FILE" in found.hint
     assert "--stdout" not in found.hint
+    assert "--wait" in judged("terminal", restore(both)).hint
     assert verdict("stdio", restore(both, ask_wait=True)) == "pass"
 
 
@@ -170,9 +171,9 @@ def test_descriptors_of_several_processes_are_all_named():
     assert "1010 loader fd 7: /dev/kfd" in judged("devices", dump(tree(child))).found
 
 
-def test_a_terminal_is_proposed_for_terminals_only():
-    assert "at a terminal" in judged("stdio", restore(tree(outside_stdio=(STDOUT_TTY,)))).hint
-    assert "at a terminal" not in judged("stdio", restore(tree(outside_stdio=(STDOUT_PIPE,)))).hint
+def test_terminals_are_the_terminal_checks_affair():
+    assert judged("stdio", restore(tree(outside_stdio=(STDOUT_TTY,)))) is None
+    assert judged("terminal", restore(tree(outside_stdio=(STDOUT_PIPE,)))) is None
 
 
 def test_sockets_without_a_port_take_none():
