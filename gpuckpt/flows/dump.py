@@ -146,11 +146,11 @@ class DumpWork:
             except (OSError, BrokenOff, GpuckptError) as trouble:
                 return self._abort(owner, trouble)
             tell(owner, "commit")
-            return self._after_resume(owner, capture) if self.request.leave_running else self._after_end(owner, capture)
+            return self._after_resume(owner, capture) if self.request.leave_running else self._after_end(owner)
         except OwnerSays as last:
-            raise self._error_from(last.message) from None
+            return self._bad_end(last.message)
         except (OwnerGone, PeerGone):
-            raise self._repair() from None
+            return self._repair()
 
     def _captured(self, owner: OwnerHandle, partial: PartialImage) -> Capture:
         """CRIU stands at the gate, the tree stands still, the images are complete: save what will not stay."""
@@ -160,9 +160,8 @@ class DumpWork:
         tree = gather.tree_at_rest(self.facts.tree, keep_argv=self.request.keep_argv)
         return Capture(partial, said, saved, tree)
 
-    def _after_end(self, owner: OwnerHandle, capture: Capture) -> Report:
+    def _after_end(self, owner: OwnerHandle) -> Report:
         done = hear(owner, ("ended",), self.machine)
-        captured_files.remove_litter(capture.saved)
         return self._report(done, process="ended")
 
     def _after_resume(self, owner: OwnerHandle, capture: Capture) -> Report:
@@ -266,6 +265,8 @@ class DumpWork:
 
     def _report(self, done: dict[str, Any], process: ProcessState) -> Report:
         assert self.manifest is not None  # noqa: S101 - published
+        if process == "ended":
+            captured_files.remove_litter(self.manifest.captured)
         data = {
             "image": str(self.request.image),
             "image_id": self.manifest.image_id,
@@ -274,8 +275,8 @@ class DumpWork:
             "bytes_raw": self.manifest.bytes_raw,
             "bytes_stored": self.manifest.bytes_stored,
             "seconds": {**self.manifest.seconds, **done["seconds"]},
-            "frozen_seconds": done["frozen_seconds"],
-            "stopped_seconds": done["stopped_seconds"],
+            "frozen_seconds": done.get("frozen_seconds", self.manifest.frozen_seconds),
+            "stopped_seconds": done.get("stopped_seconds", self.manifest.stopped_seconds),
             "notes": self.notes + [f"ended, not yet reaped: {why}" for why in done.get("not_reaped", ())],
         }
         return Report("dump", "ok", process, data, self.findings)
@@ -286,17 +287,21 @@ class DumpWork:
             tell(owner, "abort")
             hear(owner, (), self.machine)
         except OwnerSays as last:
-            raise self._error_from(last.message, trouble) from None
+            return self._bad_end(last.message, trouble)
         except OwnerGone:
-            raise self._repair(trouble) from None
+            return self._repair(trouble)
         raise AssertionError("hear() without words ends only by an exception")
+
+    def _bad_end(self, message: dict[str, Any], trouble: Exception | None = None) -> Report:
+        """The owner's bad last word; when it crashed a second one looks, and may yet find all well."""
+        if message["say"] == "crashed":
+            return self._repair(trouble)
+        raise self._error_from(message, trouble) from None
 
     def _error_from(self, message: dict[str, Any], trouble: Exception | None = None) -> GpuckptError:
         """The owner's last word as the error the user sees."""
         if message["say"] == "lacks":
             return MachineLacks(message["message"], message["hint"])
-        if message["say"] == "crashed":
-            return self._repair(trouble)
         why, hint = _cause(message, trouble)
         log = self.run.keep_log(Path(message["log"])) if message.get("log") else None
         hint = "; ".join(part for part in (hint, f"CRIU's log: {log}" if log and trouble is None else "") if part)
@@ -315,13 +320,14 @@ class DumpWork:
         state: ProcessState = message["state"]
         self.tree_is_held = state == "frozen"
         if state == "gone":
-            return TreeHeld(f"{why}; the tree has ended: {seen}", "restore the newest image", process="gone")
+            what = "part of the tree has ended" if "running" in seen else "the tree has ended"
+            return TreeHeld(f"{why}; {what}: {seen}", "restore the newest image", process="gone")
         problem = f": {message['problem']}" if message.get("problem") else ""
         root = self.facts.tree.root.pid
         return TreeHeld(f"{why}; the tree does not run{problem} ({seen})", f"run `gpuckpt restore --tree {root}`")
 
-    def _repair(self, trouble: Exception | None = None) -> GpuckptError:
-        """The owner is gone: a second one looks at the tree."""
+    def _repair(self, trouble: Exception | None = None) -> Report:
+        """The owner is gone: a second one looks at the tree. Raises what it saw, unless all ended as it should."""
         tree = self.facts.tree
         order = TreeOrder(tree.root, tree.ids, tree.stopped, _members(tree))
         message = repair_with_second_owner(
@@ -333,22 +339,19 @@ class DumpWork:
         )
         why = "the process that held the tree (the owner) was killed"
         if message is None and not journal.read(self.run.directory).has("order"):
-            return DumpFailed(f"{why} before it touched the tree", "dump again")
+            raise DumpFailed(f"{why} before it touched the tree", "dump again")
         if message is None:
             self.tree_is_held = True
-            return TreeHeld(
+            raise TreeHeld(
                 f"{why}, and a second one could not look at the tree",
                 f"run `gpuckpt restore --tree {tree.root.pid}`",
             )
-        if message["duty"] == "finish-ending":
-            return DumpFailed(
-                f"{why} after the image was complete: the tree has ended, {self.request.image} is good",
-                f"gpuckpt restore {self.request.image}",
-                process="ended",
-            )
+        if message["duty"] == "finish-ending" and self.published:
+            self.notes.append(f"{why} after the image was complete")
+            return self._report({"seconds": {}}, process="ended")
         if message["state"] == "running":
-            return self._runs_on(why, "dump again", trouble)
-        return self._held(why, message)
+            raise self._runs_on(why, "dump again", trouble)
+        raise self._held(why, message)
 
 
 def _cause(message: dict[str, Any], trouble: Exception | None) -> tuple[str, str]:

@@ -28,8 +28,8 @@ from gpuckpt.system import criu, criu_log, procfs
 if TYPE_CHECKING:
     from gpuckpt.owner.messages import DumpOrder
 
-END_SECONDS = 60.0
-"""How long CRIU may take to let go of the tree, or to end it, after its answer at the gate."""
+END_SECONDS = 90.0
+"""How long CRIU may take to let go of the tree, or to end it. Longer than its own limit for freezing it."""
 
 GONE_SECONDS = 10.0
 STEP_SECONDS = 0.2
@@ -116,7 +116,7 @@ class DumpWork:
         argv = criu.dump_argv(
             order.criu, order.tree.root.pid, self._paths, order.options, leave_running=order.leave_running
         )
-        self._run = CriuRun(argv, self._paths, self._gate, self._means.journal)
+        self._run = CriuRun(argv, self._paths, self._gate, self._means.journal, shielded=True)
         self._run.await_gate(self._main, self._means.deadline)
         self._clock.end("capture")
         self._means.journal.write("at-gate")
@@ -159,7 +159,7 @@ class DumpWork:
         self._clock.begin()
         if not ok:
             self._remove_network_lock()
-        unwound = unwind(self._order.tree, self._means)
+        unwound = unwind(self._order.tree, self._means, criu_died=self._criu_died())
         self._clock.end("resume")
         if not ok:
             failure = self._failure()
@@ -201,9 +201,14 @@ class DumpWork:
             if status is None or status < 0:
                 self._remove_network_lock()
         self._clock.begin()
-        unwound = unwind(self._order.tree, self._means)
+        unwound = unwind(self._order.tree, self._means, criu_died=self._criu_died())
         self._clock.end("resume")
         self._report_failure(message, hint, line, unwound)
+
+    def _criu_died(self) -> bool:
+        """CRIU was killed, or crashed: it could not take its code out of the tree's processes."""
+        status = self._run.await_end(0) if self._run is not None else 0
+        return status is None or status < 0
 
     def _report_failure(self, message: str, hint: str, line: str, unwound: Unwound) -> None:
         self._means.journal.write("unwound", state=unwound.state, problem=unwound.problem)

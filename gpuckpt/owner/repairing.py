@@ -21,15 +21,20 @@ from typing import Literal
 from gpuckpt.model.facts import ProcessId
 from gpuckpt.model.jsonform import to_json
 from gpuckpt.owner import journal as journals
+from gpuckpt.owner.criurun import choke
 from gpuckpt.owner.halfbuilt import came_alive, end_half_built, own_processes
 from gpuckpt.owner.messages import Channel, DumpOrder, RepairOrder, RestoreOrder, TreeOrder, order_from_json
 from gpuckpt.owner.runs import CRIU_LOG, began
-from gpuckpt.owner.unwind import Means, end_all, has_gone_on, look, remove_network_lock, unwind
+from gpuckpt.owner.unwind import ENDED, Means, end_all, has_gone_on, look, remove_network_lock, unwind
 from gpuckpt.system import criu_log, procfs
 
 GONE_SECONDS = 10.0
-CRIU_SECONDS = 30.0
+CRIU_SECONDS = 90.0
 """How long an orphaned CRIU may take to notice that nobody is at its gate, and to undo its work."""
+
+KILLED_SECONDS = 5.0
+VERDICTS = ("FAILED", "finished successfully")
+"""One of these stands in the log of every CRIU that ended by itself."""
 
 Duty = Literal["resume", "finish-ending", "end-half-built", "nothing"]
 
@@ -51,15 +56,15 @@ def repair(order: RepairOrder, main: Channel, means: Means) -> None:
     """Carry out a repair order and report what was seen afterwards."""
     left_behind = Path(order.left_behind) if order.left_behind else None
     past = journals.read(left_behind) if left_behind else journals.PastRun([])
-    await_orphaned_criu(past)
     log = (left_behind or Path(order.run_directory)) / CRIU_LOG
+    died = await_orphaned_criu(past, log)
     what = duty(past, log)
     if what == "finish-ending" and has_gone_on(order.tree):
         what = "resume"
     means.journal.write("repair", duty=what)
     _remove_lock_of(log)
     if what == "resume":
-        unwound = unwind(order.tree, means)
+        unwound = unwind(order.tree, means, criu_died=died)
         main.send("repaired", duty=what, state=unwound.state, problem=unwound.problem, seen=to_json(unwound.seen))
         return
     if what == "finish-ending":
@@ -89,19 +94,40 @@ def _restored(tree: TreeOrder, fresh: list[ProcessId]) -> TreeOrder:
     )
 
 
-def await_orphaned_criu(past: journals.PastRun) -> None:
-    """An orphaned CRIU undoes its work by itself when nobody is at the gate; one that hangs is killed."""
+def await_orphaned_criu(past: journals.PastRun, log: Path) -> bool:
+    """Wait until the CRIU of an owner that was killed has undone its work; one that hangs is killed.
+
+    Nobody is at its gate, so it gives up there by itself; a dump's is made to do so before that. Returns
+    whether it died in the middle instead, by whatever hand.
+    """
     line = past.last("criu-started")
     if line is None:
-        return
+        return False
     identity = ProcessId(int(line["pid"]), int(line["start_ticks"]))
+    order = past.last("order")
+    choked = (
+        order is not None
+        and order["kind"] == "dump"
+        and not past.has("at-gate")
+        and procfs.state(identity) not in ENDED
+    )
+    if choked:
+        choke(identity.pid)
     deadline = time.monotonic() + CRIU_SECONDS
-    while procfs.state(identity) not in (None, "Z"):
+    while procfs.state(identity) not in ENDED and time.monotonic() < deadline + KILLED_SECONDS:
         if time.monotonic() > deadline:
             procfs.send(identity, signal.SIGKILL)
         time.sleep(0.02)
-        if time.monotonic() > deadline + 5:
-            return
+    return not choked and not _has_verdict(log)
+
+
+def _has_verdict(log: Path) -> bool:
+    """Whether CRIU came to an end of its own; a choked one cannot write that down."""
+    try:
+        text = log.read_text("utf-8", "replace")
+    except OSError:
+        return False
+    return any(word in text for word in VERDICTS)
 
 
 def _remove_lock_of(log: Path) -> None:

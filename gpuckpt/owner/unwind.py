@@ -34,11 +34,18 @@ class Unwound:
 
     seen: tuple[Seen, ...]
     problem: str = ""
+    criu_died: bool = False
 
     @property
     def state(self) -> str:
-        """'running' when every process that lives runs (or is stopped as before), else 'frozen' or 'gone'."""
+        """'running' when every process that lives runs (or is stopped as before), else 'frozen' or 'gone'.
+
+        Processes of a tree may well end by themselves meanwhile; but after CRIU died in them it is taken for
+        the cause, and a tree of which a part is missing does not run as before.
+        """
         states = {one.state for one in self.seen}
+        if self.criu_died and "gone" in states:
+            return "gone"
         if "frozen" in states:
             return "frozen"
         return "running" if "running" in states else "gone"
@@ -54,14 +61,26 @@ class Means:
     deadline: float | None = None
 
 
-def unwind(tree: TreeOrder, means: Means) -> Unwound:
-    """Bring the tree back to running, whatever state it is in, and say what was seen."""
+def unwind(tree: TreeOrder, means: Means, *, criu_died: bool = False) -> Unwound:
+    """Bring the tree back to running, whatever state it is in, and say what was seen.
+
+    `criu_died`: CRIU's code may still be in the processes, and they end by it as soon as they run.
+    """
     means.journal.write("unwind")
     tree = with_newcomers(tree)
     problem = _unwind_cuda(tree, means) if means.suspender is not None else ""
     if not problem:
         _continue_stopped(tree)
-    return Unwound(look(tree, means.suspender), problem)
+    if criu_died:
+        _watch(tree)
+    return Unwound(look(tree, means.suspender), problem, criu_died)
+
+
+def _watch(tree: TreeOrder) -> None:
+    """Give the tree time to die of what CRIU left in it."""
+    deadline = time.monotonic() + WATCH_SECONDS
+    while time.monotonic() < deadline and all(procfs.state(one) not in ENDED for one in tree.ids):
+        time.sleep(0.01)
 
 
 def with_newcomers(tree: TreeOrder) -> TreeOrder:
@@ -105,12 +124,11 @@ def _continue_stopped(tree: TreeOrder) -> None:
 
 
 SETTLE_SECONDS = 1.0
+WATCH_SECONDS = 1.5
 ENDED = (None, "Z", "X")
 STOPPED = ("T", "t")
 ENDING_SECONDS = 0.3
 """How long a SIGKILL of CRIU's may take to show in /proc."""
-
-ENDED = (None, "Z", "X")
 
 
 def has_gone_on(tree: TreeOrder) -> bool:

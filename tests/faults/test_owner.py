@@ -1,0 +1,174 @@
+"""The owner, and CRIU below it: what protects them, and what stays bounded."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpuckpt.model.facts import ProcessId
+from gpuckpt.system import procfs
+from gpuckpt.system.hold import Hold, HoldError
+from tests import harness
+from tests.faults import arena
+from tests.faults.arena import SETTLE, Shot
+
+pytestmark = pytest.mark.criu
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _ignores(pid: int | None) -> set[int]:
+    mask = int(re.search(r"SigIgn:\t(\w+)", Path(f"/proc/{pid}/status").read_text()).group(1), 16)
+    return {number for number in ENDING_SIGNALS if mask >> (number - 1) & 1}
+
+
+def _oom_adj(pid: int | None) -> int:
+    return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+
+def _may_protect_from_oom() -> bool:
+    words = "from gpuckpt.system import procfs; import sys; sys.exit(not procfs.set_own_oom_score_adj(-1000))"
+    return subprocess.run([sys.executable, "-c", words]).returncode == 0
+
+
+def test_a_dumps_owner_and_criu_are_shielded(job, place):
+    """What ends the programs of a unit or of a session passes by those whose death could take the job along."""
+    shot = Shot("dump", "--tree", job.root, place / "img", *SETTLE)
+    assert shot.until(lambda: arena.criu_of(arena.owner_of(shot.main.pid)))
+    owner = arena.owner_of(shot.main.pid)
+    criu = arena.criu_of(owner)
+    assert _ignores(owner) == _ignores(criu) == set(ENDING_SIGNALS)
+    for pid in (owner, criu):
+        for number in ENDING_SIGNALS:
+            os.kill(pid, number)
+    assert os.getsid(owner) == owner  # no terminal's signals
+    assert shot.answer().status == 0
+
+
+def test_the_oom_killer_takes_others_first(job, place):
+    """The owner, and a dump's CRIU; not a restore's CRIU, and not the job."""
+    if not _may_protect_from_oom():
+        pytest.skip("this root may not lower oom_score_adj (no CAP_SYS_RESOURCE)")
+    before = _oom_adj(job.root)
+    shot = Shot("dump", "--tree", job.root, place / "img", *SETTLE)
+    assert shot.until(lambda: arena.criu_of(arena.owner_of(shot.main.pid)))
+    owner = arena.owner_of(shot.main.pid)
+    assert (_oom_adj(owner), _oom_adj(arena.criu_of(owner))) == (-1000, -1000)
+    assert shot.answer().status == 0
+    shot = Shot("restore", place / "img", *SETTLE)
+    assert shot.until(lambda: arena.criu_of(arena.owner_of(shot.main.pid)))
+    owner = arena.owner_of(shot.main.pid)
+    assert (_oom_adj(owner), _oom_adj(arena.criu_of(owner))) == (-1000, 0)
+    assert shot.answer().status == 0
+    assert [_oom_adj(pid) for pid in job.pids] == [before, before]
+
+
+def test_the_gates_script_is_killed(job, place):
+    """CRIU takes that as a no; the tree runs on, whether the image was complete already or not."""
+    shot = Shot("dump", "--tree", job.root, place / "img", *SETTLE)
+    assert shot.until(lambda: arena.journal_has(shot.main.pid, "at-gate"))
+    criu = arena.criu_of(arena.owner_of(shot.main.pid))
+    script = next((pid for pid in arena.children(criu)), None) if criu else None
+    killed = arena.kill(script)
+    answer = shot.answer()
+    if not killed or answer.status == 0:
+        pytest.skip("the script had passed the gate before it could be killed")
+    assert (answer.status, answer.report["process"]) == (30, "running"), answer.error
+    job.assert_goes_on()
+    assert not arena.runs_of(*job.pids)
+    assert not (place / "img.partial").exists()
+
+
+def test_a_parent_that_never_reaps(place):
+    """The tree has ended, and its zombie stays: the dump says so and ends all the same."""
+    program = (
+        "import os, sys, time\n"
+        "pid = os.posix_spawn(sys.executable, [sys.executable, '-c', "
+        "'import os, time; os.setsid(); os.closerange(3, 64); time.sleep(1000)'], {})\n"
+        "print(pid, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    nothing = subprocess.DEVNULL
+    lazy = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, text=True
+    )
+    try:
+        pid = int(lazy.stdout.readline())
+        actions = [f"/proc/{pid}/fd/1"]
+        assert Path(actions[0]).exists()
+        harness.wait_for(lambda: os.getsid(pid) == pid, "it leads a session of its own")
+        answer = harness.gpuckpt("dump", "--tree", pid, place / "img", *SETTLE, "--allow", "pipe-outside")
+        assert answer.status == 0, answer.error
+        assert harness.state(pid) == "Z"
+        assert any(f"{pid}: zombie of {lazy.pid}" in note for note in answer.report["data"]["notes"]), answer.report
+    finally:
+        lazy.kill()
+        lazy.communicate()
+
+
+def test_a_thread_in_uninterruptible_sleep_does_not_hang_the_hold():
+    """A vfork parent sleeps in D until its child ends: the hold gives up after its limit, and the parent goes on."""
+    program = (
+        "import ctypes, os, sys, time\n"
+        "libc = ctypes.CDLL(None)\n"
+        "import subprocess\n"
+        "print('up', flush=True)\n"
+        "sys.stdin.readline()\n"
+        # posix_spawn is a vfork: a child that waits in open() of a FIFO keeps its parent in D.
+        "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 3, sys.argv[1], os.O_RDONLY, 0)])\n"
+        "print('went on', flush=True)\n"
+        "sys.stdin.readline()\n"
+    )
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        fifo = Path(directory) / "fifo"
+        os.mkfifo(fifo)
+        argv = [sys.executable, "-c", program, str(fifo)]
+        parent = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        try:
+            assert parent.stdout.readline() == "up\n"
+            parent.stdin.write("\n")
+            parent.stdin.flush()
+            harness.wait_for(lambda: harness.state(parent.pid) == "D", "the parent sleeps in D")
+            hold = Hold(exitkill=False)
+            with pytest.raises(HoldError, match="did not stop in time"):
+                hold.take_all(lambda: procfs.threads(parent.pid), time.monotonic() + 0.5)
+            hold.let_go()
+            os.close(os.open(fifo, os.O_WRONLY))  # the child goes on, and the parent with it
+            # What was seized stays so until the holder ends: here it is let go once it has stopped.
+            _detach_when_stopped(parent.pid)
+            assert parent.stdout.readline() == "went on\n"
+        finally:
+            parent.kill()
+            parent.communicate()
+
+
+def _detach_when_stopped(pid: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        seen, status = os.waitpid(pid, os.WNOHANG | 0x40000000)
+        if seen == pid and os.WIFSTOPPED(status):
+            ctypes.CDLL(None).ptrace(17, pid, None, None)
+            return
+        time.sleep(0.01)
+    raise AssertionError("the thread never stopped")
+
+
+def test_waiting_for_an_unreaped_process_is_bounded():
+    """`wait_gone` names the parent that does not reap, and returns."""
+    child = subprocess.Popen(["/bin/true"])
+    harness.wait_for(lambda: harness.state(child.pid) == "Z", "the child is a zombie")
+    identity = procfs.process_id(child.pid)
+    assert isinstance(identity, ProcessId)
+    ((left, why),) = procfs.wait_gone([identity], 0.1)
+    assert (left, why.split()[:3]) == (identity, ["zombie", "of", str(os.getpid())])
+    child.wait()
