@@ -173,6 +173,14 @@ def remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+def remove_if_settled(directory: Path) -> None:
+    """Remove a run's own directory when nothing of its tree is held: for an owner whose main was killed."""
+    said = _read_card(directory)
+    ids = tuple(ProcessId(pid, ticks) for pid, ticks in said.get("ids", ()))
+    if said and not _matters(directory, said.get("operation", ""), ids):
+        remove(directory)
+
+
 def _read_card(directory: Path) -> dict[str, Any]:
     try:
         said = json.loads((directory / "run.json").read_text())
