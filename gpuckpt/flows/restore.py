@@ -39,6 +39,7 @@ from gpuckpt.model.errors import (
     ImageCorrupt,
     Interrupted,
     MachineLacks,
+    ProcessState,
     RestoredUnhealthy,
     RestoreFailed,
 )
@@ -177,7 +178,7 @@ class RestoreWork:
             )
         except OwnerGone:
             self._repair()
-        return _interrupted(trouble, "it came too late: the tree is restored and runs")
+        return _interrupted(trouble, "it came too late: the tree is restored and runs", restored=True)
 
     def _order(self) -> RestoreOrder:
         manifest = self.manifest
@@ -357,7 +358,10 @@ def _edit(part: Path, change: Callable[[bytes], bytes]) -> None:
         out.write(changed)
 
 
-def _interrupted(trouble: BrokenOff, what: str) -> GpuckptError:
+def _interrupted(trouble: BrokenOff, what: str, *, restored: bool = False) -> GpuckptError:
+    process: ProcessState = "restored" if restored else "untouched"
     if trouble.signal_number is not None:
-        return Interrupted(trouble.signal_number, f"broken off: {trouble.why}; {what}", process="untouched")
+        return Interrupted(trouble.signal_number, f"broken off: {trouble.why}; {what}", process=process)
+    if restored:
+        return RestoredUnhealthy(f"broken off: {trouble.why}; {what}", "look at the job yourself", process=process)
     return RestoreFailed(f"broken off: {trouble.why}; {what}", "give it more time")
