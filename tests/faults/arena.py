@@ -121,10 +121,11 @@ class Job:
     _known: set[int] = field(default_factory=set)
 
     @classmethod
-    def start(cls, directory: Path, megabytes: int = 1) -> Job:
+    def start(cls, directory: Path, megabytes: int = 1, *more: object) -> Job:
         """Start it as a daemon would be: own session, nothing on its standard streams."""
         job = cls(directory / "log")
         argv = [sys.executable, "-E", "-S", str(HERE / "paired_counter.py"), str(job.log), str(megabytes)]
+        argv += map(str, more)
         actions = [(os.POSIX_SPAWN_OPEN, number, "/dev/null", os.O_RDWR, 0) for number in range(3)]
         # Not subprocess: after a restore the same pid is this process's child again, and must be reaped again.
         root = os.posix_spawn(sys.executable, argv, {}, file_actions=actions, setsid=True)
@@ -201,8 +202,8 @@ def _is_ours(pid: int) -> bool:
 class Shot:
     """One gpuckpt run during which something is killed, or a signal sent, at a moment."""
 
-    def __init__(self, *arguments: object) -> None:
-        self.main = start_gpuckpt(*arguments)
+    def __init__(self, *arguments: object, **popen: object) -> None:
+        self.main = start_gpuckpt(*arguments, **popen)
         self.began = time.monotonic()
         self.hit = False
         self._answer: list[tuple[str, str]] = []

@@ -1,8 +1,11 @@
-"""Two processes that count together over a TCP connection between them: paired_counter.py LOG [MB]
+"""Two processes that count together over a TCP connection between them: paired_counter.py LOG [MB] [FILE]
 
 The parent sends a rising number to its child, and only when the child has sent it back it stands in the
-log: a log that grows proves that both processes run and that their connection lives. Fifty a second.
+log: a log that grows proves that both processes run and that their connection lives. Fifty a second. With
+FILE it holds that file open under a name that is gone while another name of it stays, as of a semaphore.
 """
+
+from __future__ import annotations
 
 import os
 import socket
@@ -10,9 +13,20 @@ import sys
 import time
 
 
-def main(path: str, megabytes: int) -> None:
+def hold_linked(path: str) -> int:
+    """Open a file, give it another name, remove the first."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    os.write(handle, b"content of the linked file\n")
+    os.link(path, path + ".other")
+    os.unlink(path)
+    return handle
+
+
+def main(path: str, megabytes: int, linked: str | None) -> None:
     """Count for ever."""
     os.closerange(3, 4096)  # a daemon holds nothing of those who started it
+    if linked:
+        hold_linked(linked)
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     listener = socket.create_server(("127.0.0.1", 0))
     ours = socket.create_connection(listener.getsockname())
@@ -36,4 +50,4 @@ def main(path: str, megabytes: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1)
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1, sys.argv[3] if len(sys.argv) > 3 else None)

@@ -1,0 +1,103 @@
+"""INT, TERM and HUP at several phases: the tree runs on (looked at), nothing stays behind, the exit status is 128+n."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.faults import arena
+from tests.faults.arena import SETTLE, Shot
+from tests.harness import gpuckpt
+
+pytestmark = pytest.mark.criu
+
+CASES = [
+    (signal.SIGINT, 1, "partial"),
+    (signal.SIGTERM, 1, "owner-started"),
+    (signal.SIGINT, 2, "criu-started"),
+    (signal.SIGHUP, 1, "criu-started"),
+    (signal.SIGTERM, 2, "capturing"),
+    (signal.SIGINT, 1, "at-gate"),
+    (signal.SIGHUP, 3, "at-gate"),
+]
+
+
+def _press(shot: Shot, number: int, times: int) -> None:
+    """As the terminal does: to the whole process group, again and again."""
+    for _ in range(times):
+        os.killpg(shot.main.pid, number)
+        shot.until_seconds(0.05, since=time.monotonic())
+        if not shot.running:
+            return
+
+
+@pytest.mark.parametrize("leave_running", [False, True], ids=["ending", "leave-running"])
+@pytest.mark.parametrize(("number", "times", "phase"), CASES)
+def test_a_dump_is_broken_off(job, place, number, times, phase, leave_running):
+    image = place / "img"
+    more = ["--leave-running"] if leave_running else []
+    shot = Shot("dump", "--tree", job.root, image, *SETTLE, *more, start_new_session=True)
+    partial = place / "img.partial"
+    moments = {"partial": partial.exists, "capturing": lambda: any((partial / "criu").glob("core-*"))}
+    assert shot.until(moments.get(phase, lambda: arena.journal_has(shot.main.pid, phase)))
+    _press(shot, number, times)
+    answer = shot.answer()
+    if answer is not None and answer.status == 0:  # it came when the dump could not be broken off any more
+        assert phase == "at-gate"
+        assert image.exists()
+        arena.remove_images(place)
+        return
+    # All is done while the words are written: another press may end the program in the plain way.
+    assert shot.main.returncode in ((128 + number,) if times == 1 else (128 + number, -number))
+    if answer is not None:
+        assert answer.report["process"] == "running"
+        assert signal.Signals(number).name in answer.error["message"]
+    job.assert_goes_on()
+    assert not image.exists()
+    assert not partial.exists()
+    assert not arena.runs_of(*job.pids)
+
+
+@pytest.mark.parametrize(
+    ("number", "times", "phase"),
+    [
+        (signal.SIGINT, 1, "owner-started"),
+        (signal.SIGINT, 2, "criu-started"),
+        (signal.SIGTERM, 1, "criu-started"),
+        (signal.SIGHUP, 1, "let-go"),
+    ],
+)
+def test_a_restore_is_broken_off(job, place, number, times, phase):
+    """Nothing of the tree is left, or it runs and the answer says so."""
+    image = place / "img"
+    arena.dump_and_wait(job, image)
+    before = job.log.read_text()
+    shot = Shot("restore", image, *SETTLE, start_new_session=True)
+    assert shot.until(lambda: arena.journal_has(shot.main.pid, phase))
+    _press(shot, number, times)
+    answer = shot.answer()
+    assert answer.status in ((0, 128 + number) if phase == "let-go" else (128 + number,)), answer.error
+    if answer.report["process"] == "restored":
+        job.assert_goes_on()
+        job.kill()
+        os.truncate(job.log, len(before))
+    else:
+        assert answer.report["process"] == "untouched"
+        assert not job.alive
+        assert job.log.read_text() == before
+    assert not arena.runs_of(*job.pids)
+    assert gpuckpt("restore", image, *SETTLE).status == 0
+    job.assert_goes_on()
+
+
+def test_the_deadline_passes(job, place):
+    """--timeout ends in the unwind too: 30, the tree runs on."""
+    answer = gpuckpt("dump", "--tree", job.root, place / "img", *SETTLE, "--timeout", 0.05)
+    assert (answer.status, answer.report["process"]) == (30, "running"), answer.error
+    assert "--timeout" in answer.error["message"]
+    job.assert_goes_on()
+    assert [path.name for path in place.iterdir()] == ["log"]
+    assert not arena.runs_of(*job.pids)
