@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from gpuckpt.owner.runs import Run
     from gpuckpt.stores.directory import Image
 
+DRAIN_SECONDS = 1.0
+
 PASSED_ON = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH, signal.SIGALRM)
 """With --wait these go to the job as well as INT, TERM and HUP."""
 
@@ -124,6 +126,8 @@ class RestoreWork:
     run: Run
     something_is_left: bool = False
     relay: PtyRelay | None = None
+    streams: dict[int, int] = field(default_factory=dict)
+    """With --wait: our own standard streams -> the descriptors under which the owner has them."""
     put_back: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -139,7 +143,11 @@ class RestoreWork:
             self.put_back = captured_files.put_back(self.image.path, self.manifest.captured)
             if self.request.wait and checks.needs_terminal(self.manifest.tree):
                 self.relay = PtyRelay()
-            with OwnerHandle(self.run, pass_fds=(0, 1, 2) if self.request.wait else ()) as owner:
+            if self.request.wait:
+                # Copies: the owner's own descriptors 0-2 are others, and CRIU's too.
+                self.streams = {number: os.dup(number) for number in (0, 1, 2)}
+            masters = (self.relay.master,) if self.relay is not None else ()
+            with OwnerHandle(self.run, pass_fds=(*self.streams.values(), *masters)) as owner:
                 try:
                     said = self._build(owner)
                     came_up = True
@@ -150,6 +158,8 @@ class RestoreWork:
         except OSError as error:
             raise RestoreFailed(f"the restore could not be prepared: {error.strerror} ({error.filename})") from None
         finally:
+            for copy in self.streams.values():
+                os.close(copy)
             if self.relay is not None:
                 self.relay.close()
             if not came_up:
@@ -194,6 +204,7 @@ class RestoreWork:
             gpu_map=checks.resolve_map(self.request.gpu_map, manifest.host.gpu.gpus, self.facts.host.gpu.gpus)[0],
             wait=self.request.wait,
             terminal=self.relay.slave_path if self.relay else None,
+            master=self.relay.master if self.relay else None,
             cgroup_name=None if self.request.wait else f"{manifest.tree.root.pid}-{self.run.id}",
             deadline_seconds=self.interruption.left_seconds(),
             force_program=self.request.force_program,
@@ -231,14 +242,15 @@ class RestoreWork:
         """Where an outside end goes: the given file, with --wait our own stream, for a terminal CRIU's stdin."""
         if stdio.kind == "tty":
             # A job that joins the owner's session gets the pty as CRIU's stdin.
-            is_external = self.relay is not None and stdio.key in self.manifest.criu.external
-            return Inherited(stdio.key, self.relay.slave_path, stdio.writable) if self.relay and is_external else None
+            if self.relay is None or stdio.key not in self.manifest.criu.external:
+                return None
+            return Inherited(stdio.key, self.relay.slave_path, readable=True, writable=True)
         path = self.request.stdio.get(stdio.fd)
         if path is not None:
-            return Inherited(stdio.key, str(path), stdio.writable)
-        if not self.request.wait:
-            return None
-        return Inherited(stdio.key, f"{INHERITED_FD}{stdio.fd}", stdio.writable)
+            return Inherited(stdio.key, str(path), **_access(stdio))
+        return (
+            Inherited(stdio.key, f"{INHERITED_FD}{self.streams[stdio.fd]}", **_access(stdio)) if self.streams else None
+        )
 
     def _watch(self, owner: OwnerHandle, said: dict[str, Any]) -> Report:
         """It is up. Note where it comes from, then look at it, or wait for its end."""
@@ -254,6 +266,7 @@ class RestoreWork:
             "notes": self.notes,
         }
         if self.request.wait:
+            self.run.release()
             status = self._await_end(owner)
             return Report("restore", "ok", "ended", {**data, "exit_status": status}, self.findings)
         began = time.monotonic()
@@ -307,9 +320,12 @@ class RestoreWork:
         """What the job wrote last is still in the pty."""
         if self.relay is None:
             return
-        # What was written reaches the master by way of a kernel worker: it may come a moment later.
+        # It reaches the master by way of a kernel worker, a moment later. Processes that outlive the root may go on
+        # writing for ever.
+        until = time.monotonic() + DRAIN_SECONDS
         while select.select([self.relay.master], [], [], STEP_SECONDS)[0] and self.relay.pump([self.relay.master]):
-            pass
+            if time.monotonic() > until:
+                return
 
     def _error_from(self, message: dict[str, Any]) -> GpuckptError:
         """The owner's last word as the error the user sees."""
@@ -344,6 +360,14 @@ class RestoreWork:
         self.notes.append("the owner was killed after the tree came alive")
         ids = said["ids"]
         return {"tree": {"root": ids[0], "ids": ids, "stopped": [], "cuda": []}, "seconds": {}}
+
+
+def _access(stdio: Stdio) -> dict[str, bool]:
+    """What the tree does with this end. A socket is open for both: there its descriptors' numbers tell."""
+    if stdio.kind != "socket":
+        return {"readable": not stdio.writable, "writable": stdio.writable}
+    numbers = {int(holder.rpartition(" ")[2]) for holder in stdio.holders}
+    return {"readable": 0 in numbers, "writable": numbers != {0}}
 
 
 def _edit(part: Path, change: Callable[[bytes], bytes]) -> None:

@@ -71,6 +71,7 @@ class Inherited:
     key: str
     path: str
     """Absolute, or INHERITED_FD with a number."""
+    readable: bool
     writable: bool
 
 
@@ -90,6 +91,8 @@ class RestoreOrder:
     wait: bool
     terminal: str | None
     """The pty slave that the tree shall have as its terminal (with `wait`)."""
+    master: int | None
+    """The descriptor of the pty's master that main passed to the owner: it outlives main."""
     cgroup_name: str | None
     deadline_seconds: float | None
     force_program: bool = False

@@ -130,11 +130,12 @@ class RestoreWork:
         if entry.path.startswith(INHERITED_FD):
             return int(entry.path.removeprefix(INHERITED_FD))
         if entry.path == self._order.terminal:
-            descriptor = os.open(entry.path, os.O_RDWR | os.O_NOCTTY)
-            self._opened.append(descriptor)
-            return descriptor
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND if entry.writable else os.O_RDONLY
-        descriptor = os.open(entry.path, flags | os.O_NOCTTY, 0o600)
+            return self._keep(os.open(entry.path, os.O_RDWR | os.O_NOCTTY))
+        flags = os.O_RDWR if entry.readable and entry.writable else os.O_WRONLY if entry.writable else os.O_RDONLY
+        flags |= os.O_CREAT | os.O_APPEND if entry.writable else 0
+        return self._keep(os.open(entry.path, flags | os.O_NOCTTY, 0o600))
+
+    def _keep(self, descriptor: int) -> int:
         self._opened.append(descriptor)
         return descriptor
 
@@ -142,8 +143,7 @@ class RestoreWork:
         """Make the pty the terminal of our session, which the restored job joins: it must not end before the job."""
         assert self._order.terminal is not None  # noqa: S101 - the caller looked
         # The first terminal that a session leader opens becomes its own.
-        self._terminal = os.open(self._order.terminal, os.O_RDWR)
-        self._opened.append(self._terminal)
+        self._terminal = self._keep(os.open(self._order.terminal, os.O_RDWR))
         return self._terminal
 
     def _own_cgroup(self) -> tuple[list[str], Callable[[], None] | None]:
@@ -209,9 +209,17 @@ class RestoreWork:
             try:
                 message = self._main.receive(WAIT_STEP_SECONDS)
             except PeerGone:
-                return  # the job outlives a killed main; init becomes its parent
+                self._stand_in(root)
+                return
             if message is not None and message["say"] == "signal":
                 procfs.send(root, message["number"])
+
+    def _stand_in(self, root: ProcessId) -> None:
+        """Main was killed. The job outlives it: without a terminal init becomes its parent, else we keep it open."""
+        if self._order.master is None:
+            return
+        while os.waitpid(root.pid, os.WNOHANG) == (0, 0):
+            terminal.discard(self._order.master, WAIT_STEP_SECONDS)
 
     def _fail(self, message: str, hint: str = "", line: str = "") -> None:
         """End what was built, then say what happened."""

@@ -45,6 +45,10 @@ class Run:
         """Its short name."""
         return self.directory.name
 
+    def release(self) -> None:
+        """Others may work on the tree from here on, although we stay with it (main and owner share the lock)."""
+        fcntl.flock(self.lock_fd, fcntl.LOCK_UN)
+
     def finish(self, *, keep: bool) -> None:
         """The run is over: its directory goes, unless a later repair will need it."""
         if not keep:

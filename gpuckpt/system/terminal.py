@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import signal
 import termios
+import time
 import tty
 
 CHUNK_BYTES = 65536
@@ -75,6 +77,16 @@ class PtyRelay:
         os.close(self.master)
         if self._slave >= 0:
             os.close(self._slave)
+
+
+def discard(master: int, seconds: float) -> None:
+    """Take what is written to a terminal that nobody looks at any more, so that its writers need not wait."""
+    if not select.select([master], [], [], seconds)[0]:
+        return
+    try:
+        os.read(master, CHUNK_BYTES)
+    except OSError:
+        time.sleep(seconds)  # EIO: nobody has it open just now
 
 
 def make_foreground(descriptor: int, group: int) -> None:
