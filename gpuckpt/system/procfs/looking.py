@@ -102,13 +102,17 @@ def _collides(one: str, other: str) -> bool:
 def _who_has_socket(inode: int) -> str:
     wanted = f"socket:[{inode}]"
     for pid in list_numbers("/proc"):
-        if any(_links_to(pid, fd, wanted) for fd in list_numbers(f"/proc/{pid}/fd")):
+        if _has_open(pid, wanted):
             return words_for(pid)
     return "a process that cannot be seen from here"
 
 
-def _links_to(pid: int, fd: int, wanted: str) -> bool:
-    return read_link(f"/proc/{pid}/fd/{fd}") == wanted
+def _has_open(pid: int, link: str) -> bool:
+    """Whether a process has this open; False where it cannot be looked into, which happens to root too."""
+    try:
+        return any(read_link(f"/proc/{pid}/fd/{fd}") == link for fd in list_numbers(f"/proc/{pid}/fd"))
+    except PermissionError:
+        return False
 
 
 def missing_addresses(wanted: Iterable[str]) -> tuple[str, ...]:
