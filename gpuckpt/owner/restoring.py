@@ -156,6 +156,7 @@ class RestoreWork:
         mount = procfs.cgroup2_mount()
         if mount is None or kind != "v2":
             return [], None
+        cgroups.remove_empty(Path(mount))
         try:
             self._cgroup = cgroups.OwnCgroup(Path(mount), name)
         except OSError:

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from pathlib import Path
 
 from gpuckpt.system import commands
 
 PARENT = "gpuckpt"
+
+FRESH_SECONDS = 600.0
+"""So long after its making nobody waits any more for a CRIU to move into a cgroup."""
 
 
 class OwnCgroup:
@@ -39,11 +43,11 @@ class OwnCgroup:
 
 
 def remove_empty(mount: Path) -> None:
-    """Remove the directories of restored trees that have ended since."""
+    """Remove the directories of restored trees that have ended since; a fresh one waits for its tree."""
     with contextlib.suppress(OSError):
         for entry in os.scandir(mount / PARENT):
-            if entry.is_dir():
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
+                if entry.is_dir() and entry.stat().st_mtime < time.time() - FRESH_SECONDS:
                     os.rmdir(entry.path)  # noqa: PTH106 - entry of scandir
 
 

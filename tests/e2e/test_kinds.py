@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests import harness
@@ -47,3 +49,16 @@ def test_it_goes_on_where_it_stopped(work, jobs, kind, argument):
     restored = rounds.restore(jobs, work / "img")
     assert restored.report["data"]["pids"] == dumped.report["data"]["pids"]
     rounds.goes_on(work / "log", at_dump)
+
+
+def test_children_still_share_their_parents_memory(work, jobs):
+    """Copy-on-write pages stay shared: else a job of many workers would need many times its memory."""
+    job = jobs.python("kinds.py", "cow", work / "log")
+    harness.wait_for_count(work / "log", 2)
+    rounds.dump(jobs, job.pid, work / "img")
+    _, child, _ = rounds.restore(jobs, work / "img").report["data"]["pids"]
+    smaps = Path(f"/proc/{child}/smaps_rollup").read_text().splitlines()
+    shared = sum(int(line.split()[1]) for line in smaps if line.startswith(("Shared_Clean", "Shared_Dirty")))
+    anonymous = next(int(line.split()[1]) for line in smaps if line.startswith("Anonymous:"))
+    assert anonymous > 16_000_000 // 1024
+    assert shared > 12_000_000 // 1024
