@@ -14,6 +14,7 @@ from gpuckpt.checks.arrival import needs_terminal
 from gpuckpt.checks.check import Check, Judgement
 from gpuckpt.checks.facts import (
     DumpFacts,
+    HostFacts,
     MemoryLimit,
     RestoreFacts,
     needed_addresses,
@@ -27,9 +28,11 @@ from gpuckpt.model.report import Finding
 
 __all__ = [
     "DUMP_CHECKS",
+    "HOST_CHECKS",
     "RESTORE_CHECKS",
     "Check",
     "DumpFacts",
+    "HostFacts",
     "Judgement",
     "MemoryLimit",
     "RestoreFacts",
@@ -141,10 +144,20 @@ RESTORE_CHECKS: tuple[Check[RestoreFacts], ...] = (
     gpu_restore.GPU_BUS_IDS,
 )
 
+HOST_CHECKS: tuple[Check[HostFacts], ...] = (
+    machine.PRIVILEGE,
+    machine.CRIU_PRESENT,
+    machine.CRIU_WORKS,
+    machine.CRIU_KERNEL,
+    gpu.GPU_DRIVER,
+    gpu.GPU_BUGS,
+)
+"""What a host alone can be judged by; each of them stands in the other lists too."""
+
 PRECEDENCE: tuple[type[GpuckptError], ...] = (MachineLacks, NotFound, Busy, Refused)
 """Which failure gives the exit status when several checks block."""
 
-F = TypeVar("F", DumpFacts, RestoreFacts)
+F = TypeVar("F", DumpFacts, RestoreFacts, HostFacts)
 
 
 def judge(checks: Sequence[Check[F]], facts: F, allow: frozenset[str]) -> tuple[Finding, ...]:

@@ -23,13 +23,17 @@ class HasHost(Protocol):
         ...
 
 
-class HasGpuJob(HasHost, Protocol):
-    """Facts about a host and a job that may use GPUs."""
+class UsesGpu(HasHost, Protocol):
+    """Facts about a host whose GPUs matter, or not."""
 
     @property
     def uses_cuda(self) -> bool:
-        """The job has processes that must be suspended or resumed on a GPU."""
+        """There are processes that must be suspended or resumed on a GPU (or may be, on a host with one)."""
         ...
+
+
+class HasGpuJob(UsesGpu, Protocol):
+    """Facts about a host and a job that may use GPUs."""
 
     @property
     def tree(self) -> Tree:
@@ -50,6 +54,18 @@ class MemoryLimit:
     free_bytes: int
     pid: int | None = None
     """The only process it binds; None: it binds the whole tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """A host alone: what it can be judged by without a job."""
+
+    host: Host
+
+    @property
+    def uses_cuda(self) -> bool:
+        """A host with an NVIDIA driver is meant for GPU jobs."""
+        return bool(self.host.gpu.version or self.host.gpu.gpus)
 
 
 @dataclass(frozen=True, slots=True)

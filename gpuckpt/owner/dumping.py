@@ -26,12 +26,17 @@ from gpuckpt.owner.unwind import Means, Unwound, end_all, has_gone_on, remove_ne
 from gpuckpt.system import criu, criu_log, procfs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuckpt.model.facts import ProcessId
     from gpuckpt.owner.messages import DumpOrder
 
 END_SECONDS = 90.0
 """How long CRIU may take to let go of the tree, or to end it. Longer than its own limit for freezing it."""
 
 GONE_SECONDS = 10.0
+REAP_SECONDS = 3.0
+"""A slow init takes up to 2 s; a parent that has not reaped its child by then waits for something else."""
 STEP_SECONDS = 0.2
 
 
@@ -182,7 +187,7 @@ class DumpWork:
                 return
             end_all(self._order.tree)
         now = time.monotonic()
-        left = procfs.wait_gone(self._order.tree.ids, GONE_SECONDS)
+        left = _await_gone(self._order.tree.ids)
         if ok and not self._order.keep_network_lock:
             # CRIU leaves it for a restore here; behind it even the inner connections of that restore are dead.
             self._remove_network_lock()
@@ -242,6 +247,13 @@ class DumpWork:
             self._main.send(say, **content)
         except PeerGone:
             return
+
+
+def _await_gone(ids: Sequence[ProcessId]) -> list[tuple[ProcessId, str]]:
+    """Wait until the pids are free, as far as that is in sight; returns who is left and why."""
+    left = procfs.wait_gone(ids, REAP_SECONDS)
+    living = [identity for identity, why in left if not why.startswith("zombie")]
+    return left if not living else procfs.wait_gone([identity for identity, _ in left], GONE_SECONDS)
 
 
 def _outcome(unwound: Unwound) -> dict[str, object]:

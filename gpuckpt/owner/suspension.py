@@ -12,14 +12,12 @@ stopped. `unwind` brings either back, by looking.
 
 from __future__ import annotations
 
-import contextlib
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from gpuckpt.accelerators.protocol import DriverError
+from gpuckpt.accelerators import asking
 from gpuckpt.system import procfs
 from gpuckpt.system.hold import Hold, HoldError
 
@@ -194,20 +192,9 @@ STATE_SECONDS = 30.0
 
 
 def states_of(members: Sequence[CudaMember], suspender: Suspender) -> dict[ProcessId, CudaState]:
-    """The CUDA states, asked all at once; 'unknown' where the driver does not answer in time."""
-    found: dict[ProcessId, CudaState] = dict.fromkeys((member.id for member in members), "unknown")
-
-    def ask(member: CudaMember) -> None:
-        with contextlib.suppress(DriverError):
-            found[member.id] = suspender.state(member.id.pid)
-
-    threads = [threading.Thread(target=ask, args=(member,), daemon=True) for member in members]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + STATE_SECONDS
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return dict(found)
+    """The CUDA states of these processes; 'unknown' where the driver does not say."""
+    states = asking.states_of([member.id.pid for member in members], suspender, STATE_SECONDS)
+    return {member.id: states[member.id.pid] for member in members}
 
 
 def _act(members: Sequence[CudaMember], act: Callable[[CudaMember], None]) -> None:
