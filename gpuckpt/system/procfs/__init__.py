@@ -23,11 +23,13 @@ from gpuckpt.system.procfs.identity import (
     who_uses_ids,
 )
 from gpuckpt.system.procfs.looking import (
+    address_space_room,
     environment_values,
     file_here,
     kernel_watches,
     missing_addresses,
     ports_in_use,
+    security_modules,
     special_mappings,
 )
 from gpuckpt.system.procfs.reading import Mapping, comm_of, maps_of, words_for
@@ -48,6 +50,7 @@ __all__ = [
     "Mapping",
     "MemoryLimit",
     "PidKind",
+    "address_space_room",
     "ancestors",
     "build_id",
     "cgroup2_mount",
@@ -75,6 +78,7 @@ __all__ = [
     "read_tree",
     "redact",
     "redact_text",
+    "security_modules",
     "send",
     "send_pid",
     "set_own_oom_score_adj",
