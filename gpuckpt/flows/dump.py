@@ -53,7 +53,7 @@ from gpuckpt.owner import journal, runs
 from gpuckpt.owner.handle import OwnerHandle
 from gpuckpt.owner.messages import CudaMember, DumpOrder, PeerGone, TreeOrder
 from gpuckpt.stores import directory
-from gpuckpt.system import criu
+from gpuckpt.system import criu, procfs
 
 if TYPE_CHECKING:
     from gpuckpt.checks.facts import DumpFacts
@@ -67,6 +67,7 @@ if TYPE_CHECKING:
 
 def dump(request: DumpRequest, machine: Machine, interruption: Interruption) -> Report:
     """Save the tree as an image. Raises GpuckptError with what became of the tree."""
+    runs.refuse_busy(procfs.tree_ids(gather.identify(request.pid)))
     facts = gather.dump_facts(request, machine)
     findings = checks.judge(checks.DUMP_CHECKS, facts, request.allow)
     refusal = checks.refusal(findings)

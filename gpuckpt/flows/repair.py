@@ -60,6 +60,7 @@ def clear_before_dump(tree: Tree, machine: Machine, *, force_program: bool) -> l
 
 def clear_before_restore(ids: Sequence[ProcessId], machine: Machine, *, force_program: bool) -> list[str]:
     """End what an interrupted restore of these pids built by half: it never ran, and it holds them. Returns notes."""
+    runs.refuse_busy(ids)
     notes = []
     for leftover in runs.leftovers_of(ids):
         if leftover.operation == "restore":

@@ -95,6 +95,17 @@ def begin(operation: str, ids: Sequence[ProcessId], *, repairs: Leftover | None 
         return _create(operation, ids)
 
 
+def refuse_busy(ids: Sequence[ProcessId]) -> None:
+    """Raise Busy when another run is at work on one of these pids; only looks, and may be too early: see `begin`.
+
+    Asked first, for a tree under another gpuckpt looks odd in every other way: traced, stopped, half there.
+    """
+    pids = {one.pid for one in ids}
+    for other in _others(tidy=False):
+        if other.locked and pids & {one.pid for one in other.ids}:
+            raise _busy(other)
+
+
 def leftovers_of(ids: Sequence[ProcessId]) -> list[Leftover]:
     """What interrupted runs have left of these processes. Known by pid: a restore gives them new start times.
 

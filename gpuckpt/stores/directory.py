@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import blake3
 
 from gpuckpt.model import manifest as manifests
-from gpuckpt.model.errors import Busy, ImageCorrupt, NotFound, Refused
+from gpuckpt.model.errors import Busy, ImageCorrupt, MachineLacks, NotFound, Refused
 from gpuckpt.model.manifest import Part
 
 if TYPE_CHECKING:
@@ -196,9 +196,16 @@ class Image:
 def open_image(path: Path) -> Image:
     """Open a published image and read its manifest.
 
-    Raises NotFound, ImageCorrupt or ImageTooNew; Refused when others than its owner can write to it.
+    Raises NotFound, ImageCorrupt or ImageTooNew; Refused when others than its owner can write to it;
+    MachineLacks when this user may not read it.
     """
-    if not path.is_dir():
+    try:
+        is_directory = stat.S_ISDIR(path.stat().st_mode)
+    except PermissionError:
+        raise MachineLacks(f"{path} may not be read by this user", "run it as root: sudo gpuckpt ...") from None
+    except OSError:
+        is_directory = False
+    if not is_directory:
         raise NotFound(f"{path}: no such image", "name a directory that `gpuckpt dump` made")
     if path.name.endswith(PARTIAL_SUFFIX):
         # Even with a manifest in it: what was never renamed was never known to be on the disk.
@@ -225,6 +232,8 @@ def _open_manifest(path: Path) -> int:
         descriptor = os.open(manifest, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
         raise ImageCorrupt(f"{path} is no complete image: no {manifests.NAME} in it", again) from None
+    except PermissionError:
+        raise MachineLacks(f"{manifest} may not be read by this user", "run it as root: sudo gpuckpt ...") from None
     except OSError as error:
         why = "it is a link" if error.errno == errno.ELOOP else error.strerror
         raise ImageCorrupt(f"{manifest} cannot be read: {why}", again) from None

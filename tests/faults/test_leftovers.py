@@ -208,7 +208,8 @@ def _log(place: Path, text: str, *, age: float = 0.0) -> Path:
 
 def test_a_stranger_with_a_pid_of_the_image_is_never_killed(place, jobs):
     """Alone the restore's own processes are: forked by its CRIU, born while it was at work."""
-    stranger = jobs.start("/bin/sleep", "1000").pid
+    child = jobs.start("/bin/sleep", "1000")
+    stranger = child.pid
     born = procfs.process_id(stranger).start_ticks
     ours = f"(00.1) Forking task with {stranger} pid (flags 0x0)\n"
     for words, age, born_after in (
@@ -224,6 +225,8 @@ def test_a_stranger_with_a_pid_of_the_image_is_never_killed(place, jobs):
     log = _log(place, ours)
     found = halfbuilt.own_processes(log, [stranger], born_after=born - 100, long_ago=True)
     assert [one.pid for one in found] == [stranger]
+    child.kill()
+    child.wait()
 
 
 def test_runs_of_other_trees_do_not_matter(job, place):
