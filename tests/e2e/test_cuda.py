@@ -130,7 +130,7 @@ def test_main_killed_in_the_suspension_leaves_the_job_running(work, fake_gpu, ap
     before = app.checksum()
     run = start_slow_dump(fake_gpu, app, work / "img", act, copy_ms=1000)
     run.kill()
-    run.wait(10)
+    run.communicate(timeout=10)  # closes its pipes
     harness.wait_for(lambda: not journal_act(act, run), "the owner has ended and cleaned up")
     app.wait_for_steps(3)
     assert app.checksum() == before
@@ -157,7 +157,7 @@ def test_both_killed_restore_tree_repairs(work, fake_gpu, app, act):
     owner = owner_of(run.pid)
     os.kill(run.pid, signal.SIGKILL)
     os.kill(owner, signal.SIGKILL)
-    run.wait(10)
+    run.communicate(timeout=10)  # closes its pipes
     seen = gpuckpt("inspect", "--tree", app.pid, env=fake_gpu.variables)
     assert seen.report["data"]["interrupted"]["operation"] == "dump"
     refused = gpuckpt("dump", "--tree", app.pid, work / "img2", env=fake_gpu.variables)
@@ -199,7 +199,7 @@ def test_main_killed_in_the_cuda_restore_leaves_a_whole_tree_or_none(work, fake_
     run = harness.start_gpuckpt("restore", work / "img", env=fake_gpu.variables)
     harness.wait_for(lambda: journal_act("cuda-restore", run), "the CUDA restore has begun")
     run.kill()
-    run.wait(10)
+    run.communicate(timeout=10)  # closes its pipes
     harness.wait_for(lambda: not journal_act("cuda-restore", run), "the owner has ended")
     app.wait_for_steps(3)
     assert app.checksum() == before
