@@ -310,6 +310,13 @@ class DumpWork:
             return self._runs_on(why, hint, trouble)
         return self._held(why, message)
 
+    def _broken_off(self) -> BrokenOff | None:
+        try:
+            self.interruption.check()
+        except BrokenOff as trouble:
+            return trouble
+        return None
+
     def _runs_on(self, why: str, hint: str, trouble: Exception | None) -> GpuckptError:
         """The tree was seen running; where that came after the publishing, it has run on past its image."""
         kept = f"; {self.request.image} is complete and holds what it was before" if self.published else ""
@@ -339,8 +346,9 @@ class DumpWork:
             force_program=self.request.force_program,
         )
         why = "the process that held the tree (the owner) was killed"
+        trouble = trouble or self._broken_off()  # what killed the owner may have been meant for all of us
         if message is None and not journal.read(self.run.directory).has("order"):
-            raise DumpFailed(f"{why} before it touched the tree", "dump again")
+            raise _as_interrupted(trouble) or DumpFailed(f"{why} before it touched the tree", "dump again")
         if message is None:
             self.tree_is_held = True
             raise TreeHeld(

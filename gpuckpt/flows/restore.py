@@ -356,6 +356,10 @@ class RestoreWork:
                 process="frozen",
             )
         if said["state"] == "gone" or said["duty"] != "nothing":
+            try:
+                self.interruption.check()  # what killed the owner may have been meant for all of us
+            except BrokenOff as trouble:
+                raise _interrupted(trouble, "nothing is left behind") from None
             raise RestoreFailed("the process that held the tree (the owner) was killed; nothing is left behind")
         self.notes.append("the owner was killed after the tree came alive")
         ids = said["ids"]
