@@ -16,7 +16,7 @@ import contextlib
 import shutil
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +159,15 @@ class DumpWork:
         saved = captured_files.save_link_remaps(partial.criu, partial.files)
         self.interruption.check()
         tree = gather.tree_at_rest(self.facts.tree, keep_argv=self.request.keep_argv)
+        self._judge_again(tree)
         return Capture(partial, said, saved, tree)
+
+    def _judge_again(self, tree: Tree) -> None:
+        """Between the first look and the freeze the tree ran on: what it became must pass the checks as well."""
+        findings = checks.judge(checks.DUMP_CHECKS, replace(self.facts, tree=tree), self.request.allow)
+        refusal = checks.refusal(findings)
+        if refusal is not None:
+            raise refusal
 
     def _after_end(self, owner: OwnerHandle) -> Report:
         done = hear(owner, ("ended",), self.machine)
@@ -185,7 +193,7 @@ class DumpWork:
         self.machine.listener(Event("publish", "begin"))
         check = self.interruption.check if done is None else lambda: None
         partial = capture.partial
-        _refuse_other_processes(partial.criu, self.facts.tree)
+        _refuse_other_processes(partial.criu, capture.tree)
         parts = directory.describe_parts(partial.path, check)
         _copy_log(Path(capture.said["log"]), partial.path / "criu-dump.log")
         partial.sync_parts()
@@ -272,7 +280,7 @@ class DumpWork:
             "image": str(self.request.image),
             "image_id": self.manifest.image_id,
             "root_pid": self.facts.tree.root.pid,
-            "pids": list(self.facts.tree.pids),
+            "pids": list(self.manifest.tree.pids),
             "bytes_raw": self.manifest.bytes_raw,
             "bytes_stored": self.manifest.bytes_stored,
             "seconds": {**self.manifest.seconds, **done["seconds"]},
@@ -413,7 +421,7 @@ def _external_keys(tree: Tree) -> list[str]:
 
 
 def _refuse_other_processes(criu_directory: Path, tree: Tree) -> None:
-    """The image must hold exactly the processes of the manifest: one that was born late would be lost."""
+    """The image must hold exactly the processes of the manifest, which were read while all stood still."""
     in_image = {process.pid for process in criuformat.read_process_list(criu_directory / "pstree.img")}
     if in_image != set(tree.pids):
         fresh = ", ".join(str(pid) for pid in sorted(in_image ^ set(tree.pids)))

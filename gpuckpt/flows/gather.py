@@ -20,7 +20,7 @@ from gpuckpt.checks import (
     needed_ports,
 )
 from gpuckpt.model.errors import MachineLacks, NotFound, Refused
-from gpuckpt.model.facts import GpuUse, Host, ProcessId, Tree
+from gpuckpt.model.facts import GpuUse, Host, Process, ProcessId, Tree
 from gpuckpt.model.manifest import Lineage
 from gpuckpt.owner.runs import RUNTIME
 from gpuckpt.system import commands, procfs
@@ -108,11 +108,7 @@ def tree_at_rest(before: Tree, *, keep_argv: bool) -> Tree:
     """
     now = procfs.read_tree(before.root, keep_argv=keep_argv)
     seen = {process.id: process for process in before.processes}
-    processes = tuple(
-        replace(one, state=seen[one.id].state, gpu_files=seen[one.id].gpu_files, foreground=seen[one.id].foreground)
-        for one in now.processes
-        if one.id in seen
-    )
+    processes = tuple(_as_before_the_stop(process, seen.get(process.id)) for process in now.processes)
     around = replace(now.surroundings, systemd_restart=before.surroundings.systemd_restart)
     return replace(
         now,
@@ -121,6 +117,20 @@ def tree_at_rest(before: Tree, *, keep_argv: bool) -> Tree:
         cuda=before.cuda,
         gpu_uses=before.gpu_uses,
         engines=before.engines,
+    )
+
+
+def _as_before_the_stop(process: Process, before: Process | None) -> Process:
+    """A process without the marks of the capture: CRIU traces it and it stands still; GPU files are let go."""
+    if before is None:  # born after the facts were gathered
+        state = "S" if process.state == "t" else process.state
+        return replace(process, state=state, tracer_pid=0)
+    return replace(
+        process,
+        state=before.state,
+        tracer_pid=before.tracer_pid,
+        gpu_files=before.gpu_files,
+        foreground=before.foreground,
     )
 
 

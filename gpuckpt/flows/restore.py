@@ -170,25 +170,27 @@ class RestoreWork:
             owner.give(self._order())
             return hear(owner, ("restored",), self.machine, self.interruption)
         except BrokenOff as trouble:
-            raise self._abort(owner, trouble) from None
+            return self._abort(owner, trouble)
         except OwnerSays as last:
             raise self._error_from(last.message) from None
         except (OwnerGone, PeerGone):
             return self._repair()
 
-    def _abort(self, owner: OwnerHandle, trouble: BrokenOff) -> GpuckptError:
+    def _abort(self, owner: OwnerHandle, trouble: BrokenOff) -> dict[str, Any]:
+        """Undo what can be undone. With --wait a signal that comes too late for that goes to the job."""
         try:
             tell(owner, "abort")
-            hear(owner, ("restored",), self.machine)
+            said = hear(owner, ("restored",), self.machine)
         except OwnerSays as last:
-            return (
-                _interrupted(trouble, "nothing is left behind")
-                if "left" in last.message
-                else self._error_from(last.message)
-            )
+            if "left" not in last.message:
+                raise self._error_from(last.message) from None
+            raise _interrupted(trouble, "nothing is left behind") from None
         except OwnerGone:
-            self._repair()
-        return _interrupted(trouble, "it came too late: the tree is restored and runs", restored=True)
+            said = self._repair()
+        if self.request.wait:
+            return said
+        root = self.manifest.tree.root.pid
+        raise _interrupted(trouble, f"it came too late: process {root} is restored and runs", restored=True) from None
 
     def _order(self) -> RestoreOrder:
         manifest = self.manifest

@@ -22,7 +22,15 @@ from gpuckpt.owner.criurun import Aborted, CriuFailure, CriuRun, Expired
 from gpuckpt.owner.gate import Gate
 from gpuckpt.owner.messages import Channel, PeerGone
 from gpuckpt.owner.suspension import SuspendFailed, checkpoint_all, lock_all
-from gpuckpt.owner.unwind import Means, Unwound, end_all, has_gone_on, remove_network_lock, unwind
+from gpuckpt.owner.unwind import (
+    Means,
+    Unwound,
+    end_all,
+    has_gone_on,
+    remove_network_lock,
+    unwind,
+    with_newcomers,
+)
 from gpuckpt.system import criu, criu_log, procfs
 
 if TYPE_CHECKING:
@@ -63,6 +71,8 @@ class DumpWork:
 
     def __init__(self, order: DumpOrder, main: Channel, means: Means) -> None:
         self._order = order
+        self._everyone = order.tree
+        """With processes that were born before the freeze."""
         self._main = main
         self._means = means
         self._clock = Clock()
@@ -124,6 +134,7 @@ class DumpWork:
         self._run = CriuRun(argv, self._paths, self._gate, self._means.journal, shielded=True)
         self._run.await_gate(self._main, self._means.deadline)
         self._clock.end("capture")
+        self._everyone = with_newcomers(self._order.tree)
         self._means.journal.write("at-gate")
         self._main.send(
             "captured",
@@ -185,9 +196,9 @@ class DumpWork:
                 failure = self._failure()
                 self._fail(failure.cause, failure.remedy, failure.line)
                 return
-            end_all(self._order.tree)
+            end_all(self._everyone)
         now = time.monotonic()
-        left = _await_gone(self._order.tree.ids)
+        left = _await_gone(self._everyone.ids)
         if ok and not self._order.keep_network_lock:
             # CRIU leaves it for a restore here; behind it even the inner connections of that restore are dead.
             self._remove_network_lock()
