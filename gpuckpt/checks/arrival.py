@@ -127,16 +127,22 @@ def _locks(facts: RestoreFacts) -> Judgement | None:
     return unknown("the file locks of the tree are free", "not looked at", hint)
 
 
-PIDS_FREE: Check[RestoreFacts] = Check("pids-free", "block", "the tree's pids, threads and sessions are free", _pids)
-PORTS_FREE: Check[RestoreFacts] = Check("ports-free", "block", "the tree's ports are free", _ports)
-ADDRESSES: Check[RestoreFacts] = Check("addresses", "block", "the tree's addresses are on this host", _addresses)
+PIDS_FREE: Check[RestoreFacts] = Check(
+    "pids-free", "block", "the tree's pids, threads and sessions are free", _pids, allowable=False
+)
+PORTS_FREE: Check[RestoreFacts] = Check("ports-free", "block", "the tree's ports are free", _ports, allowable=False)
+ADDRESSES: Check[RestoreFacts] = Check(
+    "addresses", "block", "the tree's addresses are on this host", _addresses, allowable=False
+)
 TCP_DECIDED: Check[RestoreFacts] = Check(
     "tcp-outside", "block", "it is decided what becomes of connections that leave the tree", _tcp
 )
-STDIO_GIVEN: Check[RestoreFacts] = Check("stdio", "block", "every standard stream that led outside has a place", _stdio)
+STDIO_GIVEN: Check[RestoreFacts] = Check(
+    "stdio", "block", "every standard stream that led outside has a place", _stdio, allowable=False
+)
 STDIO_USED: Check[RestoreFacts] = Check(
     "stdio-used", "warn", "--stdin, --stdout and --stderr replace something", _stdio_used
 )
-TERMINAL: Check[RestoreFacts] = Check("terminal", "block", "a job of a terminal gets one", _terminal)
+TERMINAL: Check[RestoreFacts] = Check("terminal", "block", "a job of a terminal gets one", _terminal, allowable=False)
 HOST_MEMORY: Check[RestoreFacts] = Check("host-memory", "block", "there is memory for the tree", _memory)
 LOCKS_FREE: Check[RestoreFacts] = Check("file-locks", "note", "file locks can be taken again", _locks)

@@ -123,13 +123,17 @@ def _captured(facts: RestoreFacts) -> Judgement | None:
     return none_of(other, expected="free places for the files in the image", hint=hint, fine="free")
 
 
-FILES_MISSING: Check[RestoreFacts] = Check("files-missing", "block", "every file the tree had open is here", _missing)
-DIRECTORIES: Check[RestoreFacts] = Check(
-    "directories", "block", "working and root directories of the tree are here", _directories
+FILES_MISSING: Check[RestoreFacts] = Check(
+    "files-missing", "block", "every file the tree had open is here", _missing, allowable=False
 )
-FILES_SIZE: Check[RestoreFacts] = Check("files-size", "block", "files have the size they had", _size)
-FILES_BUILD: Check[RestoreFacts] = Check("files-build", "block", "programs and libraries are the same builds", _build)
-FILES_MODE: Check[RestoreFacts] = Check("files-mode", "block", "files have the mode they had", _mode)
+DIRECTORIES: Check[RestoreFacts] = Check(
+    "directories", "block", "working and root directories of the tree are here", _directories, allowable=False
+)
+FILES_SIZE: Check[RestoreFacts] = Check("files-size", "block", "files have the size they had", _size, allowable=False)
+FILES_BUILD: Check[RestoreFacts] = Check(
+    "files-build", "block", "programs and libraries are the same builds", _build, allowable=False
+)
+FILES_MODE: Check[RestoreFacts] = Check("files-mode", "block", "files have the mode they had", _mode, allowable=False)
 FILES_CONTENT: Check[RestoreFacts] = Check("files-content", "note", "files were not written since the dump", _content)
 FILES_CAPTURED: Check[RestoreFacts] = Check(
     "files-captured", "block", "nothing else stands where files of the image belong", _captured

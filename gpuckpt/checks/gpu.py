@@ -304,7 +304,7 @@ GPU_READABLE: Check[DumpFacts] = Check("gpu-readable", "block", "the job's GPUs 
 GPU_MIG: Check[DumpFacts] = Check("gpu-mig", "block", "the job's GPUs are not in MIG mode", _mig)
 GPU_MPS: Check[HasGpuJob] = Check("gpu-mps", "block", "MPS does not run", _mps)
 GPU_FILES: Check[DumpFacts] = Check(
-    "gpu-files", "block", "GPU files are open only in processes that can be suspended", _gpu_files
+    "gpu-files", "block", "GPU files are open only in processes that can be suspended", _gpu_files, allowable=False
 )
 GPU_STATE: Check[DumpFacts] = Check("gpu-state", "block", "no CUDA process is already suspended", _state)
 GPU_COPY_ROOM: Check[DumpFacts] = Check(

@@ -246,7 +246,7 @@ SAME_DRIVER: Check[RestoreFacts] = Check(
     "gpu-same-driver", "block", "the driver has the version of the dump", _same_driver, irreversible=True
 )
 GPU_LIBRARIES: Check[RestoreFacts] = Check(
-    "gpu-libraries", "block", "the driver's libraries are the same files", _libraries
+    "gpu-libraries", "block", "the driver's libraries are the same files", _libraries, allowable=False
 )
 GPU_PRESENT: Check[RestoreFacts] = Check(
     "gpu-present", "block", "the GPUs of the dump are here, or others are named", _present

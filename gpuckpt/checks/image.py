@@ -143,7 +143,9 @@ IMAGE_PARENT_SAFE: Check[DumpFacts] = Check(
 )
 DISK_SPACE: Check[DumpFacts] = Check("disk-space", "block", "the image will fit on its file system", _space)
 LEFT_FILES: Check[DumpFacts] = Check("left-files", "note", "files that a job left running will change", _left_files)
-IMAGE_SAFE: Check[RestoreFacts] = Check("image-safe", "block", "nobody else can change the image", _image_safe)
+IMAGE_SAFE: Check[RestoreFacts] = Check(
+    "image-safe", "block", "nobody else can change the image", _image_safe, allowable=False
+)
 ORIGINAL: Check[RestoreFacts] = Check(
     "original", "warn", "the original of an image of a running job has ended", _original_gone
 )

@@ -189,24 +189,27 @@ def _deleted(facts: DumpFacts) -> Judgement | None:
     return failed("no deleted files in use", found, hint)
 
 
-IO_URING: Check[DumpFacts] = Check("io-uring", "block", "no process uses io_uring", _io_uring)
+IO_URING: Check[DumpFacts] = Check("io-uring", "block", "no process uses io_uring", _io_uring, allowable=False)
 DEVICES: Check[DumpFacts] = Check("devices", "block", "no device is open that CRIU cannot save", _devices)
 KERNEL_OBJECTS: Check[DumpFacts] = Check(
     "kernel-objects",
     "block",
     "no perf, userfaultfd, landlock, secretmem, vsock or KVM object is in use",
     _kernel_objects,
+    allowable=False,
 )
 TCP_OUTSIDE: Check[DumpFacts] = Check(
     "tcp-outside", "block", "no TCP connection leaves the tree, or --tcp says what to do", _tcp_outside
 )
 UNIX_OUTSIDE: Check[DumpFacts] = Check(
-    "unix-outside", "block", "no unix stream connection leaves the tree", _unix_outside
+    "unix-outside", "block", "no unix stream connection leaves the tree", _unix_outside, allowable=False
 )
 PIPE_OUTSIDE: Check[DumpFacts] = Check(
     "pipe-outside", "block", "no pipe other than stdio leaves the tree", _pipe_outside
 )
 STDIO: Check[DumpFacts] = Check("stdio", "note", "what the restore will need for standard input and output", _stdio)
-WATCHES: Check[DumpFacts] = Check("inotify", "block", "no inotify watch lies on /proc or /sys", _watches)
+WATCHES: Check[DumpFacts] = Check(
+    "inotify", "block", "no inotify watch lies on /proc or /sys", _watches, allowable=False
+)
 LOCKS: Check[DumpFacts] = Check("file-locks", "note", "file locks that the restore must take again", _locks)
 DELETED: Check[DumpFacts] = Check("deleted-files", "note", "deleted files that become part of the image", _deleted)
