@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from gpuckpt.checks import arrival, files, gpu, gpu_restore, image, machine, objects, processes
-from gpuckpt.checks.arrival import needs_terminal
 from gpuckpt.checks.check import Check, Judgement
 from gpuckpt.checks.facts import (
     DumpFacts,
@@ -23,6 +22,7 @@ from gpuckpt.checks.facts import (
     needed_ports,
 )
 from gpuckpt.checks.gpu_restore import resolve_map
+from gpuckpt.checks.objects import needs_terminal, restore_needs
 from gpuckpt.model.errors import Busy, GpuckptError, MachineLacks, NotFound, Refused, UsageError
 from gpuckpt.model.report import Finding
 
@@ -46,6 +46,7 @@ __all__ = [
     "needs_terminal",
     "refusal",
     "resolve_map",
+    "restore_needs",
     "unknown_ids",
 ]
 

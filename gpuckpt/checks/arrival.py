@@ -6,7 +6,7 @@ from gpuckpt.checks.check import Check, Judgement, failed, listing, none_of, pas
 from gpuckpt.checks.facts import RestoreFacts, needed_sockets, outside_connections
 from gpuckpt.checks.gpu_restore import memory_by_gpu
 from gpuckpt.checks.image import memory_bytes
-from gpuckpt.checks.objects import stdio_options
+from gpuckpt.checks.objects import needs_terminal, stdio_options
 from gpuckpt.model.facts import Stdio, Tree
 
 OPTION_OF_FD = {0: "--stdin", 1: "--stdout", 2: "--stderr"}
@@ -78,17 +78,6 @@ def _stdio_used(facts: RestoreFacts) -> Judgement | None:
         "which it follows"
     )
     return none_of(idle, expected="only streams that led out of the tree are replaced", hint=hint, fine="so it is")
-
-
-def needs_terminal(tree: Tree) -> bool:
-    """The job has a terminal of others open: it cannot come back without one.
-
-    A job that merely belongs to a terminal's session (`nohup JOB </dev/null >LOG 2>&1 &`) can.
-    """
-    if any(entry.kind == "tty" for entry in tree.outside_stdio):
-        return True
-    opened = (descriptor.target for process in tree.processes for descriptor in process.descriptors)
-    return tree.surroundings.has_terminal and "/dev/tty" in opened
 
 
 def _replaceable(tree: Tree) -> tuple[Stdio, ...]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cli_samples import BLOCKING, PASSING, UNKNOWN, dump_report, process_report, restore_report
+from cli_samples import BLOCKING, NOTE, PASSING, UNKNOWN, dump_report, process_report, restore_report
 
 from gpuckpt.cli import canvas, words
 from gpuckpt.cli.manner import Manner
@@ -16,6 +16,7 @@ from gpuckpt.cli.render import failure_lines, present, result_lines, warning_lin
 from gpuckpt.model import errors
 from gpuckpt.model.report import Report
 
+PERSISTENCE = "gpuckpt: warning: persistence-mode: GPU 0: off (expected: on); turn it on: nvidia-smi -pm 1"
 HERE = str(Path(__file__).parent)
 ROOT = str(Path(__file__).parents[2])
 
@@ -65,15 +66,13 @@ def test_notes_of_the_run_are_said(capsys):
 def test_warnings_are_lines_on_stderr(monkeypatch):
     use_terminals(monkeypatch)
     present(dump_report(), Manner())
-    assert sys.stderr.getvalue().splitlines() == [
-        "gpuckpt: warning: persistence-mode: GPU 0: off (expected: on); turn it on: nvidia-smi -pm 1"
-    ]
+    assert sys.stderr.getvalue().splitlines() == [PERSISTENCE]
 
 
 def test_an_allowed_check_and_an_unknown_one_warn():
     unknown = replace(UNKNOWN, irreversible=False)
     report = dump_report(findings=(PASSING, replace(BLOCKING, allowed=True), unknown))
-    allowed, not_known = warning_lines(report, Manner())
+    allowed, not_known = warning_lines(report, Manner(verbose=True))
     assert "allowed by --allow" in allowed
     assert "nccl" in not_known
 
@@ -85,8 +84,10 @@ def test_quiet_says_nothing(monkeypatch):
 
 
 def test_silence_in_cron_and_words_on_request(capsys):
-    present(dump_report(), Manner())
+    present(dump_report(findings=(PASSING, NOTE, UNKNOWN)), Manner())
     assert capsys.readouterr() == ("", "")
+    present(dump_report(), Manner())
+    assert capsys.readouterr() == ("", f"{PERSISTENCE}\n")
     present(dump_report(), Manner(verbose=True))
     out, err = capsys.readouterr()
     assert out.startswith("dumped")
