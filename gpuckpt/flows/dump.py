@@ -50,7 +50,7 @@ from gpuckpt.model.errors import (
 from gpuckpt.model.manifest import CriuOptions, CudaSuspension, Manifest
 from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.owner import journal, runs
-from gpuckpt.owner.handle import OwnerHandle
+from gpuckpt.owner.handle import OWNER_LOG, OwnerHandle
 from gpuckpt.owner.messages import CudaMember, DumpOrder, PeerGone, TreeOrder
 from gpuckpt.stores import directory
 from gpuckpt.system import criu, procfs
@@ -63,6 +63,9 @@ if TYPE_CHECKING:
     from gpuckpt.model.requests import DumpRequest
     from gpuckpt.owner.runs import Run
     from gpuckpt.stores.directory import PartialImage
+
+
+OWNER_KILLED = "the process that held the tree (the owner) was killed"
 
 
 def dump(request: DumpRequest, machine: Machine, interruption: Interruption) -> Report:
@@ -304,7 +307,10 @@ class DumpWork:
     def _bad_end(self, message: dict[str, Any], trouble: Exception | None = None) -> Report:
         """The owner's bad last word; when it crashed a second one looks, and may yet find all well."""
         if message["say"] == "crashed":
-            return self._repair(trouble)
+            kept = self.run.keep_log(self.run.directory / OWNER_LOG)
+            last_line = message["traceback"].strip().rpartition("\n")[2]
+            why = f"a bug in gpuckpt: the process that held the tree (the owner) failed, {last_line}"
+            return self._repair(trouble, why, f"report it with {kept}")
         raise self._error_from(message, trouble) from None
 
     def _error_from(self, message: dict[str, Any], trouble: Exception | None = None) -> GpuckptError:
@@ -342,7 +348,7 @@ class DumpWork:
         root = self.facts.tree.root.pid
         return TreeHeld(f"{why}; the tree does not run{problem} ({seen})", f"run `gpuckpt restore --tree {root}`")
 
-    def _repair(self, trouble: Exception | None = None) -> Report:
+    def _repair(self, trouble: Exception | None = None, why: str = OWNER_KILLED, hint: str = "dump again") -> Report:
         """The owner is gone: a second one looks at the tree. Raises what it saw, unless all ended as it should."""
         tree = self.facts.tree
         order = TreeOrder(tree.root, tree.ids, tree.stopped, _members(tree))
@@ -353,10 +359,9 @@ class DumpWork:
             left_behind=str(self.run.directory),
             force_program=self.request.force_program,
         )
-        why = "the process that held the tree (the owner) was killed"
         trouble = trouble or self._broken_off()  # what killed the owner may have been meant for all of us
         if message is None and not journal.read(self.run.directory).has("order"):
-            raise _as_interrupted(trouble) or DumpFailed(f"{why} before it touched the tree", "dump again")
+            raise _as_interrupted(trouble) or DumpFailed(f"{why} before it touched the tree", hint)
         if message is None:
             self.tree_is_held = True
             raise TreeHeld(
@@ -367,7 +372,7 @@ class DumpWork:
             self.notes.append(f"{why} after the image was complete")
             return self._report({"seconds": {}}, process="ended")
         if message["state"] == "running":
-            raise self._runs_on(why, "dump again", trouble)
+            raise self._runs_on(why, hint, trouble)
         raise self._held(why, message)
 
 
