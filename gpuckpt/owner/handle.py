@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     from gpuckpt.owner.runs import Run
 
 
+OWNER_LOG = "owner.log"
+"""What the owner prints (tracebacks), in the directory of its run."""
+
+
 class OwnerHandle:
     """A started owner. Use as a context manager: leaving it closes our end, which tells the owner to unwind."""
 
     def __init__(self, run: Run, *, pass_fds: Sequence[int] = ()) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        log = os.open(run.directory / "owner.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = os.open(run.directory / OWNER_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._child = commands.start(
                 commands.python_module("gpuckpt.owner.process", str(theirs.fileno())),

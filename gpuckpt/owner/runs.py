@@ -56,12 +56,12 @@ class Run:
         os.close(self.lock_fd)
 
     def keep_log(self, log: Path) -> Path | None:
-        """Keep CRIU's log of a failed run where the person can read it; older ones go."""
+        """Keep a log of a failed run where the person can read it; older ones go."""
         if not log.exists():
             return None
         directory = RUNTIME / "failed"
         directory.mkdir(mode=0o700, exist_ok=True)
-        kept = directory / f"{self.id}-criu.log"
+        kept = directory / f"{self.id}-{log.name}"
         shutil.copyfile(log, kept)
         for old in sorted(directory.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT_FAILURES]:
             old.unlink(missing_ok=True)
