@@ -104,6 +104,9 @@ class DumpWork:
             self._fail("the deadline (--timeout) passed", "give it more time")
         except (Aborted, PeerGone):
             self._fail("the dump was broken off")
+        except OSError as error:
+            where = f" ({error.filename})" if error.filename else ""
+            self._fail(f"the dump could not be carried out: {error.strerror}{where}", "look at /run and at CRIU")
         else:
             self._commit()
 
