@@ -512,3 +512,55 @@ def test_nobody_reads_stderr(job, place):
     os.close(reader)
     os.close(writer)
     child.wait(60)
+
+
+def test_a_criu_that_vanishes(job, place):
+    """It passed every check and is gone when the owner starts it."""
+    real = harness.criu_or_reason()[0]
+    last_of_the_checks = '[ "$1 $3" = "check --feature" ] && rm -f "$0"'
+    script = f'{last_of_the_checks}; exec {real} "$@"'
+    answer = gpuckpt("dump", "--tree", job.root, place / "img", env=_criu_script(place, script))
+    assert_refused(answer, 30, "No such file", str(place / "criu"))
+    assert_untouched(job, place)
+
+
+FULL_RUN = """
+import json, os, subprocess, sys, time
+os.makedirs("/run/gpuckpt", exist_ok=True)
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", "/run/gpuckpt"], check=True)
+nothing = subprocess.DEVNULL
+jobs = [
+    subprocess.Popen(["/bin/sleep", "1000"], stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+    for _ in range(5)
+]
+said = []
+for number, job in enumerate(jobs):
+    with open("/run/gpuckpt/fill", "wb") as fill:
+        fill.write(b"x" * (4096 * (15 - 2 * number)))
+    image = f"{sys.argv[1]}{number}"
+    argv = [sys.executable, "-m", "gpuckpt", "dump", "--tree", str(job.pid), image, "--json", "--settle", "0.2"]
+    child = subprocess.Popen(argv, stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, text=True)
+    while child.poll() is None:
+        job.poll()
+        time.sleep(0.02)
+    with open(f"/proc/{job.pid}/stat") if job.poll() is None else open("/dev/null") as stat:
+        state = stat.read().rpartition(")")[2].split()[:1]
+    said.append([child.returncode, json.loads(child.stdout.read()), state, os.path.exists(image)])
+    job.kill()
+print(json.dumps(said))
+"""
+
+
+def test_run_is_full(place):
+    """With more room each time: whatever does not fit any more, the job runs or its image is complete."""
+    argv = ["unshare", "--mount", sys.executable, "-c", FULL_RUN, str(place / "img")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=240, check=True)
+    for status, report, state, has_image in json.loads(done.stdout):
+        assert (status, report["process"]) in ((10, "untouched"), (30, "running"), (0, "ended")), report["error"]
+        if status == 0:
+            assert (state, has_image) == ([], True), report
+        else:
+            assert_refused(Answer(status, report, done.stderr), status)
+            assert state in (["S"], ["R"]), (status, report["error"], state)
+            assert not has_image
+    assert not list(place.glob("*.partial"))
