@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 16 << 20
 PARTIAL_SUFFIX = ".partial"
+AS_ROOT = "run it as root: sudo gpuckpt ..."
 
 NOT_DIGESTED = frozenset({manifests.NAME, "criu-dump.log"})
 """Files of an image that are no parts: the manifest carries its own digest, the log is only for people."""
@@ -199,20 +200,13 @@ def open_image(path: Path) -> Image:
     Raises NotFound, ImageCorrupt or ImageTooNew; Refused when others than its owner can write to it;
     MachineLacks when this user may not read it.
     """
-    try:
-        is_directory = stat.S_ISDIR(path.stat().st_mode)
-    except PermissionError:
-        raise MachineLacks(f"{path} may not be read by this user", "run it as root: sudo gpuckpt ...") from None
-    except OSError:
-        is_directory = False
-    if not is_directory:
-        raise NotFound(f"{path}: no such image", "name a directory that `gpuckpt dump` made")
+    _require_directory(path)
     if path.name.endswith(PARTIAL_SUFFIX):
         # Even with a manifest in it: what was never renamed was never known to be on the disk.
         raise ImageCorrupt(f"{path} is no complete image: a dump that was never finished", "dump again")
-    _refuse_writable_by_others(path)
     descriptor = _open_manifest(path)
     try:
+        _refuse_writable_by_others(path)
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         raw = os.pread(descriptor, manifests.MAX_BYTES + 1, 0)
         return Image(path, manifests.decode(raw, str(path / manifests.NAME)), descriptor)
@@ -224,6 +218,20 @@ def open_image(path: Path) -> Image:
         raise
 
 
+def _require_directory(path: Path) -> None:
+    made = "name a directory that `gpuckpt dump` made"
+    try:
+        mode = path.stat().st_mode
+    except PermissionError:
+        raise MachineLacks(f"{path} may not be read by this user", AS_ROOT) from None
+    except OSError:
+        hint = f"{made}; for a process: --tree {path.name}" if path.name.isdigit() else made
+        raise NotFound(f"{path}: no such image", hint) from None
+    if not stat.S_ISDIR(mode):
+        what = "a file" if stat.S_ISREG(mode) else "no directory"
+        raise NotFound(f"{path} is {what}, not an image directory", made)
+
+
 def _open_manifest(path: Path) -> int:
     manifest = path / manifests.NAME
     again = "dump again, or copy the image again"
@@ -231,9 +239,10 @@ def _open_manifest(path: Path) -> int:
         # Non-blocking: a FIFO of this name must not hold us for ever.
         descriptor = os.open(manifest, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise ImageCorrupt(f"{path} is no complete image: no {manifests.NAME} in it", again) from None
+        hint = again if (path / "criu").is_dir() else f"is this the right directory? An image has a {manifests.NAME}"
+        raise ImageCorrupt(f"{path} is no complete image: no {manifests.NAME} in it", hint) from None
     except PermissionError:
-        raise MachineLacks(f"{manifest} may not be read by this user", "run it as root: sudo gpuckpt ...") from None
+        raise MachineLacks(f"{manifest} may not be read by this user", AS_ROOT) from None
     except OSError as error:
         why = "it is a link" if error.errno == errno.ELOOP else error.strerror
         raise ImageCorrupt(f"{manifest} cannot be read: {why}", again) from None
