@@ -27,6 +27,9 @@ OPEN_FILES = 1 << 20
 
 STEP_SECONDS = 0.2
 
+SILENCE_SECONDS = 30.0
+"""A main that has not said anything for so long (it does every 2 s) was stopped: the job must not stand with it."""
+
 STALL_SECONDS = 120.0
 """No new log line and no byte read for so long is no work any more."""
 
@@ -100,7 +103,7 @@ class CriuRun:
         deadline, or when neither CRIU's log nor what CRIU and `stalled_pids` read grows any more: a
         restore from images that do not fit can wait, or spin, for ever.
         """
-        watchdog = Watchdog(self._paths.log, (self._child.pid, *stalled_pids))
+        watchdog, began = Watchdog(self._paths.log, (self._child.pid, *stalled_pids)), time.monotonic()
         while not self._gate.has_caller:
             ready, _, _ = select.select([self._gate.fileno(), main.fileno()], [], [], STEP_SECONDS)
             if self._gate.fileno() in ready:
@@ -109,6 +112,8 @@ class CriuRun:
                 raise_if_aborted(main)
             elif self._child.poll() is not None:
                 raise self.failure()
+            if main.silent_seconds(began) > SILENCE_SECONDS:
+                raise Aborted
             if watchdog.has_stalled() or (deadline is not None and time.monotonic() > deadline):
                 raise Expired
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.jsonform import to_json
-from gpuckpt.owner.criurun import Aborted, CriuFailure, CriuRun, Expired
+from gpuckpt.owner.criurun import SILENCE_SECONDS, Aborted, CriuFailure, CriuRun, Expired
 from gpuckpt.owner.gate import Gate
 from gpuckpt.owner.messages import Channel, PeerGone
 from gpuckpt.owner.suspension import SuspendFailed, checkpoint_all, lock_all
@@ -32,6 +32,7 @@ from gpuckpt.owner.unwind import (
     with_newcomers,
 )
 from gpuckpt.system import criu, criu_log, procfs
+from gpuckpt.system.files import placed_from
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,6 +83,8 @@ class DumpWork:
         plugins.mkdir()
         self._paths = criu.WorkPaths(Path(order.images), directory, plugins, self._gate.script)
         self._run: CriuRun | None = None
+        self._litter: list[object] = []
+        """Files that CRIU leaves when it has ended the tree (system/files.py, Placed)."""
 
     def close(self) -> None:
         """Remove what lies outside the run directory."""
@@ -103,7 +106,7 @@ class DumpWork:
         except Expired:
             self._fail("the deadline (--timeout) passed", "give it more time")
         except (Aborted, PeerGone):
-            self._fail("the dump was broken off")
+            self._fail("the dump was broken off, or gpuckpt's main process stood still")
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
             self._fail(f"the dump could not be carried out: {error.strerror}{where}", "look at /run and at CRIU")
@@ -121,7 +124,7 @@ class DumpWork:
         self._clock.begin()
         self._main.send("phase", phase="gpu_to_host")
         self._clock.stopped_since = time.monotonic()
-        checkpoint_all(self._order.tree, self._means.suspender, self._means.journal)
+        checkpoint_all(self._order.tree, self._means.suspender, self._means.journal, self._means.deadline)
         self._clock.end("gpu_to_host")
 
     def _capture(self) -> None:
@@ -150,9 +153,13 @@ class DumpWork:
     def _await_commit(self) -> None:
         """Main captures files and, where the tree shall end, publishes; then it says commit."""
         assert self._run is not None  # noqa: S101 - set by _capture
+        began = time.monotonic()
         while True:
             message = self._main.receive(STEP_SECONDS)
+            if self._main.silent_seconds(began) > SILENCE_SECONDS:
+                raise Aborted  # main stands still (stopped?): the job must not stand with it
             if message is not None and message["say"] == "commit":
+                self._litter = message.get("litter", [])
                 return
             if message is not None and message["say"] == "abort":
                 raise Aborted
@@ -162,7 +169,7 @@ class DumpWork:
                 raise Expired
 
     def _commit(self) -> None:
-        self._means.journal.write("committed", leave_running=self._order.leave_running)
+        self._means.journal.write("committed", leave_running=self._order.leave_running, litter=self._litter)
         assert self._run is not None  # noqa: S101 - set by _capture
         passed = self._gate.commit()
         status = self._run.await_end(END_SECONDS)
@@ -202,6 +209,8 @@ class DumpWork:
             end_all(self._everyone)
         now = time.monotonic()
         left = _await_gone(self._everyone.ids)
+        for one in placed_from(self._litter):
+            one.remove()
         if ok and not self._order.keep_network_lock:
             # CRIU leaves it for a restore here; behind it even the inner connections of that restore are dead.
             self._remove_network_lock()

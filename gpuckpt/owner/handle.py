@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import threading
 from typing import TYPE_CHECKING, Any
 
-from gpuckpt.owner.messages import Channel, Order, order_to_json
+from gpuckpt.owner.messages import Channel, Order, PeerGone, order_to_json
 from gpuckpt.system import commands
 
 if TYPE_CHECKING:
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 OWNER_LOG = "owner.log"
 """What the owner prints (tracebacks), in the directory of its run."""
+
+
+BEAT_SECONDS = 2.0
 
 
 class OwnerHandle:
@@ -37,11 +42,20 @@ class OwnerHandle:
             theirs.close()
             os.close(log)
         self.channel = Channel(ours)
+        self._over = threading.Event()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        """Say that we live: an owner at CRIU's gate must not wait for a main that was stopped."""
+        with contextlib.suppress(PeerGone):
+            while not self._over.wait(BEAT_SECONDS):
+                self.channel.send("alive")
 
     def __enter__(self) -> OwnerHandle:  # noqa: PYI034 - typing.Self comes with 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over.set()
         self.channel.close()
 
     @property

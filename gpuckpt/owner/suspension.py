@@ -13,8 +13,8 @@ stopped. `unwind` brings either back, by looking.
 from __future__ import annotations
 
 import signal
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from gpuckpt.accelerators import asking
@@ -30,7 +30,13 @@ if TYPE_CHECKING:
     from gpuckpt.owner.messages import CudaMember, TreeOrder
 
 HOLD_SECONDS = 10.0
+COPY_SECONDS = 1800.0
+"""More than the copy of any GPU's memory takes; a driver that is silent for longer will not answer."""
+
+LOCK_MARGIN_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 STOP_SECONDS = 10.0
+ENDED = (None, "Z", "X")
 
 
 class SuspendFailed(Exception):
@@ -46,35 +52,59 @@ class ResumeFailed(Exception):
     """A process could not be resumed; the message is for the user."""
 
 
-def in_parallel(members: Sequence[CudaMember], act: Callable[[CudaMember], None]) -> list[Exception]:
+def in_parallel(
+    members: Sequence[CudaMember], act: Callable[[CudaMember], None], seconds: float = COPY_SECONDS
+) -> list[Exception]:
     """Do one driver call for all members at once and return what failed.
 
     At once, because a locked rank blocks calls on its peer (https://github.com/NVIDIA/cuda-checkpoint/issues/30).
+    A call cannot be taken back; one that has not returned after `seconds` is given up, as a failure.
     """
-    if not members:
-        return []
-    with ThreadPoolExecutor(max_workers=len(members)) as pool:
-        futures = [pool.submit(act, member) for member in members]
-        return [error for future in futures if isinstance(error := future.exception(), Exception)]
+    failures: dict[int, Exception] = {}
+
+    def run(member: CudaMember) -> None:
+        try:
+            act(member)
+        except Exception as error:  # noqa: BLE001 - it is the caller's, in another thread
+            failures[member.id.pid] = error
+
+    threads = {member.id.pid: threading.Thread(target=run, args=(member,), daemon=True) for member in members}
+    for thread in threads.values():
+        thread.start()
+    deadline = time.monotonic() + seconds
+    for pid, thread in threads.items():
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            failures[pid] = TimeoutError(f"the GPU driver did not answer about process {pid} within {seconds:g} s")
+    return list(failures.values())
 
 
 def lock_all(tree: TreeOrder, suspender: Suspender, timeout_ms: int, journal: Journal) -> None:
     """Lock every CUDA process; raises SuspendFailed after the first round of answers."""
+    for member in tree.cuda:
+        if procfs.state(member.id) == "T":  # its restore thread stands still: the lock would wait past its own limit
+            raise SuspendFailed(f"process {member.id.pid} was stopped just now", f"kill -CONT {member.id.pid}")
     journal.write("lock", pids=[member.id.pid for member in tree.cuda])
-    errors = in_parallel(tree.cuda, lambda member: suspender.lock(member.id.pid, timeout_ms))
+    limit = timeout_ms / 1000 + LOCK_MARGIN_SECONDS
+    errors = in_parallel(tree.cuda, lambda member: suspender.lock(member.id.pid, timeout_ms), limit)
     if errors:
         raise SuspendFailed(str(errors[0]), "raise --lock-timeout if the job's GPU work takes longer")
 
 
-def checkpoint_all(tree: TreeOrder, suspender: Suspender, journal: Journal) -> None:
-    """Copy every process's GPU memory to the host, all at one instant of the CPU side."""
+def checkpoint_all(tree: TreeOrder, suspender: Suspender, journal: Journal, deadline: float | None) -> None:
+    """Copy every process's GPU memory to the host, all at one instant of the CPU side.
+
+    A copy that has begun cannot be taken back, so the deadline is met with some patience: its end is the
+    shortest way to a running tree.
+    """
     journal.write("hold")
     hold = Hold(exitkill=False)
     try:
         hold_all_but_restore_threads(hold, tree)
         _refuse_newcomers(tree, suspender)
         journal.write("checkpoint")
-        errors = in_parallel(tree.cuda, lambda member: suspender.checkpoint(member.id.pid))
+        seconds = COPY_SECONDS if deadline is None else max(0.0, deadline - time.monotonic()) + PATIENCE_SECONDS
+        errors = in_parallel(tree.cuda, lambda member: suspender.checkpoint(member.id.pid), seconds)
         if errors:
             raise SuspendFailed(str(errors[0]))
         _refuse_leftovers(tree)
@@ -94,7 +124,8 @@ def hold_all_but_restore_threads(hold: Hold, tree: TreeOrder) -> None:
 
     def application_threads() -> list[int]:
         pids = [identity.pid for identity in procfs.tree_ids(tree.root)]
-        return [tid for pid in pids for tid in procfs.threads(pid) if tid not in spared]
+        tids = (tid for pid in pids for tid in procfs.threads(pid) if tid not in spared)
+        return [tid for tid in tids if procfs.thread_state(tid) not in ENDED]
 
     hold.take_all(application_threads, time.monotonic() + HOLD_SECONDS)
 
@@ -149,6 +180,7 @@ def resume_all(
     """
     hold = Hold(exitkill=exitkill)
     done = False
+    woken = [one for one in tree.ids if procfs.state(one) == "T"]
     try:
         hold_all_but_restore_threads(hold, tree)
         for member in tree.cuda:
@@ -158,7 +190,7 @@ def resume_all(
     except HoldError as error:
         raise ResumeFailed(str(error)) from None
     finally:
-        _let_run(tree, hold, journal, done=done, exitkill=exitkill)
+        _let_run(tree, hold, journal, woken if not done else None, exitkill=exitkill)
 
 
 def _bring_back(
@@ -203,10 +235,12 @@ def _act(members: Sequence[CudaMember], act: Callable[[CudaMember], None]) -> No
         raise ResumeFailed(str(errors[0])) from errors[0]
 
 
-def _let_run(tree: TreeOrder, hold: Hold, journal: Journal, *, done: bool, exitkill: bool) -> None:
-    """Let the held tree go: running when it is whole, stopped where it was stopped before or is not whole."""
-    if not done:
-        for identity in tree.ids:
+def _let_run(
+    tree: TreeOrder, hold: Hold, journal: Journal, stopped_again: Sequence[ProcessId] | None, *, exitkill: bool
+) -> None:
+    """Let the held tree go: running when it is whole, else each process as it was found."""
+    if stopped_again is not None:
+        for identity in stopped_again:
             procfs.send(identity, signal.SIGSTOP)
         hold.let_go()
         return
