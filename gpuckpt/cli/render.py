@@ -90,8 +90,10 @@ def _headline(report: Report, error: GpuckptError) -> str:
     what = error.meaning.split(":")[0]
     if error.status == 20:
         what = f"{report.command} refused; nothing was touched"
-    usual = type(error).process
-    return what if error.process == usual else f"{what}; {STATES[error.process]}"
+    if error.process == type(error).process:
+        return what
+    # What is usually left ("nothing is left behind") is not what was left this time.
+    return f"{what.split(';')[0]}; {STATES[error.process]}"
 
 
 def _finding_lines(finding: Finding) -> list[str]:
@@ -145,6 +147,8 @@ def _dumped(report: Report) -> str:
 
 def _restored(report: Report) -> str:
     data = report.data
+    if data.get("duty") == "nothing" and report.process == "running":
+        return f"nothing to repair: {_tree(data)} runs"
     if not data.get("image"):
         return f"repaired {_tree(data)}; {STATES[report.process]}"
     seconds = {phase: took for phase, took in (data.get("seconds") or {}).items() if phase != "ready"}

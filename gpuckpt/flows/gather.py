@@ -68,6 +68,8 @@ def identify(pid: int) -> ProcessId:
         raise NotFound(f"there is no process {pid}", "name a running process (`ps -e` lists them)")
     if kind.kind == "thread":
         raise NotFound(f"{pid} is a thread of process {kind.tgid} ({kind.comm})", f"say --tree {kind.tgid}")
+    if pid == 1:
+        raise Refused(f"process 1 ({kind.comm}) is init", "name a process of your own")
     if kind.kind == "kernel":
         raise Refused(f"{pid} ({kind.comm}) is a kernel thread", "name a process of your own")
     if kind.kind == "zombie":

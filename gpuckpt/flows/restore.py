@@ -32,6 +32,7 @@ from gpuckpt.flows.conversation import (
     tell,
 )
 from gpuckpt.flows.interruption import BrokenOff
+from gpuckpt.flows.places import require_places
 from gpuckpt.images import captured as captured_files
 from gpuckpt.images import criuformat, timers
 from gpuckpt.model.errors import (
@@ -71,6 +72,7 @@ PASSED_ON = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, sig
 
 def restore(request: RestoreRequest, machine: Machine, interruption: Interruption) -> Report:
     """Bring an image back. Raises GpuckptError with what became of it."""
+    require_places(request.stdio)
     image = directory.open_image(request.image)
     try:
         machine.listener(Event("verify", "begin"))
@@ -335,14 +337,14 @@ class RestoreWork:
             return MachineLacks(message["message"], message["hint"])
         if message["say"] == "crashed":
             self._repair()
-            return RestoreFailed("the process that held the tree (the owner) failed; nothing is left behind")
+            return RestoreFailed("the process that held the tree (the owner) failed")
         log = self.run.keep_log(Path(message["log"])) if message.get("log") else None
         hint = "; ".join(part for part in (message["hint"], f"CRIU's log: {log}" if log else "") if part)
         if message["left"]:
             self.something_is_left = True
             left = ", ".join(str(pid) for pid in message["left"])
             return RestoreFailed(f"{message['message']}; processes {left} could not be ended", hint, process="frozen")
-        return RestoreFailed(f"{message['message']}; nothing is left behind, the image is intact", hint)
+        return RestoreFailed(message["message"], hint)
 
     def _repair(self) -> dict[str, Any]:
         """The owner is gone: a second one ends what was half built, or finds the tree whole."""
@@ -362,7 +364,7 @@ class RestoreWork:
                 self.interruption.check()  # what killed the owner may have been meant for all of us
             except BrokenOff as trouble:
                 raise _interrupted(trouble, "nothing is left behind") from None
-            raise RestoreFailed("the process that held the tree (the owner) was killed; nothing is left behind")
+            raise RestoreFailed("the process that held the tree (the owner) was killed")
         self.notes.append("the owner was killed after the tree came alive")
         ids = said["ids"]
         return {"tree": {"root": ids[0], "ids": ids, "stopped": [], "cuda": []}, "seconds": {}}
@@ -394,4 +396,5 @@ def _interrupted(trouble: BrokenOff, what: str, *, restored: bool = False) -> Gp
         return Interrupted(trouble.signal_number, f"broken off: {trouble.why}; {what}", process=process)
     if restored:
         return RestoredUnhealthy(f"broken off: {trouble.why}; {what}", "look at the job yourself", process=process)
-    return RestoreFailed(f"broken off: {trouble.why}; {what}", "give it more time")
+    # What a failed restore leaves is in the meaning of its status, which stands in front of this.
+    return RestoreFailed(f"broken off: {trouble.why}", "give it more time")

@@ -139,6 +139,13 @@ class Interrupted(GpuckptError):
         self.signal_number = signal_number
 
 
+def in_words(error: BaseException) -> str:
+    """What an exception says to a person: an OSError without its number, with its file in front."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
 def exit_status(error: GpuckptError) -> int:
     """The exit status for an error (128+n for a signal)."""
     if isinstance(error, Interrupted):

@@ -54,6 +54,17 @@ def test_restored_and_repaired():
     assert result_lines(restore_report())[0].startswith("restored 4242 (4 processes) from /var/lib/gpuckpt/llm")
     repaired = Report("restore", "ok", "running", {"root_pid": 4242, "pids": [4242], "duty": "resume"})
     assert result_lines(repaired) == ["repaired 4242 (1 process); the process runs on as before"]
+    healthy = Report("restore", "ok", "running", {"root_pid": 4242, "pids": [4242], "duty": "nothing"})
+    assert result_lines(healthy) == ["nothing to repair: 4242 (1 process) runs"]
+
+
+def test_a_restore_that_left_something_does_not_say_that_nothing_is_left():
+    def first(**state):
+        error = errors.RestoreFailed("processes 4242 could not be ended", **state)
+        return failure_lines(Report("restore", "failed", error.process, error=error), error, Manner())[0]
+
+    assert first() == "gpuckpt: restore failed; nothing is left behind, the image is intact"
+    assert first(process="frozen") == "gpuckpt: restore failed; the process is held and does not run"
 
 
 def test_notes_of_the_run_are_said(capsys):
