@@ -147,8 +147,10 @@ def _present(facts: RestoreFacts) -> Judgement | None:
 
 
 def _map_complete(facts: RestoreFacts) -> Judgement | None:
-    if not facts.uses_cuda or not facts.request.gpu_map:
+    if not facts.request.gpu_map:
         return None
+    if not facts.uses_cuda:
+        return failed("an image with GPU state, for --gpu", "it holds none", "leave --gpu out", "warn")
     mapping, wrong = _map(facts)
     driver, there = facts.host.gpu, _there(facts)
     expected = "a map of every GPU the job could see to one GPU here each"

@@ -142,6 +142,9 @@ def test_inspect_targets(flow, gpuckpt, argv, expected):
         "dump --tree 12 img --timeout nan",
         "dump --tree 12 img --timeout inf",
         "dump --tree 12 img --timeout -1",
+        "dump --tree 12 img --timeout 0",
+        "dump --tree 12 img --allow ,",
+        "--quiet inspect",
         "dump --tree 12 img --settle soon",
         "restore",
         "restore img --tree 12",
@@ -168,6 +171,18 @@ def test_wrong_usage_exits_2_in_words_and_in_json(flow, gpuckpt, line):
         assert list(envelope) == KEYS
         assert envelope["error"]["code"] == "usage"
         assert envelope["process"] == "untouched"
+    assert flow.requests == []
+
+
+@pytest.mark.parametrize("option", ["--json", "--quiet", "-v"])
+def test_an_option_before_the_command_is_told_its_place(flow, gpuckpt, option):
+    status, out, err = gpuckpt(option, "inspect")
+    assert status == 2
+    assert f"put {option} after the command" in out + err
+
+
+def test_an_empty_allow_is_wrong_usage(flow, gpuckpt):
+    assert gpuckpt("restore", "img", "--allow", "")[0] == 2
     assert flow.requests == []
 
 
