@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from gpuckpt.model.requests import DumpRequest
     from gpuckpt.owner.runs import Run
     from gpuckpt.stores.directory import PartialImage
+    from gpuckpt.system.files import Placed
 
 
 OWNER_KILLED = "the process that held the tree (the owner) was killed"
@@ -114,6 +115,8 @@ class DumpWork:
     notes: list[str] = field(default_factory=list)
     published: bool = False
     manifest: Manifest | None = None
+    litter: tuple[Placed, ...] = ()
+    """What CRIU leaves beside the tree's files when it ends the tree; the owner removes it, or we do."""
 
     def perform(self) -> Report:
         """Suspend, capture, publish, commit; any failure ends in the unwind and says what was seen."""
@@ -149,7 +152,8 @@ class DumpWork:
                     self._publish(capture, None)
             except (OSError, BrokenOff, GpuckptError) as trouble:
                 return self._abort(owner, trouble)
-            tell(owner, "commit")
+            self.litter = () if self.request.leave_running else captured_files.litter(capture.saved)
+            tell(owner, "commit", litter=[one.to_json() for one in self.litter])
             return self._after_resume(owner, capture) if self.request.leave_running else self._after_end(owner)
         except OwnerSays as last:
             return self._bad_end(last.message)
@@ -159,9 +163,9 @@ class DumpWork:
     def _captured(self, owner: OwnerHandle, partial: PartialImage) -> Capture:
         """CRIU stands at the gate, the tree stands still, the images are complete: save what will not stay."""
         said = hear(owner, ("captured",), self.machine, self.interruption)
-        saved = captured_files.save_link_remaps(partial.criu, partial.files)
-        self.interruption.check()
         tree = gather.tree_at_rest(self.facts.tree, keep_argv=self.request.keep_argv)
+        self.interruption.check()
+        saved = captured_files.save_link_remaps(partial.criu, partial.files, captured_files.deleted_files(tree))
         self._judge_again(tree)
         return Capture(partial, said, saved, tree)
 
@@ -278,7 +282,7 @@ class DumpWork:
     def _report(self, done: dict[str, Any], process: ProcessState) -> Report:
         assert self.manifest is not None  # noqa: S101 - published
         if process == "ended":
-            captured_files.remove_litter(self.manifest.captured)
+            captured_files.remove(self.litter)
         data = {
             "image": str(self.request.image),
             "image_id": self.manifest.image_id,

@@ -22,7 +22,7 @@ from gpuckpt.checks import (
 from gpuckpt.model.errors import MachineLacks, NotFound, Refused
 from gpuckpt.model.facts import GpuUse, Host, Process, ProcessId, Tree
 from gpuckpt.model.manifest import Lineage
-from gpuckpt.owner.runs import RUNTIME
+from gpuckpt.owner.runs import RUNTIME, make_runtime
 from gpuckpt.system import commands, procfs
 
 if TYPE_CHECKING:
@@ -236,7 +236,7 @@ def lineage_of(root: ProcessId) -> Lineage:
 
 def note_lineage(root: ProcessId, manifest: Manifest) -> None:
     """Note that this tree was restored from this image, and forget trees that have ended."""
-    LINEAGE.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_runtime(LINEAGE.name)
     for old in LINEAGE.iterdir():
         pid, _, ticks = old.name.partition("-")
         if not (pid.isdigit() and ticks.isdigit() and procfs.is_same(ProcessId(int(pid), int(ticks)))):

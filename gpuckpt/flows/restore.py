@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from gpuckpt.model.requests import RestoreRequest
     from gpuckpt.owner.runs import Run
     from gpuckpt.stores.directory import Image
+    from gpuckpt.system.files import Placed
 
 DRAIN_SECONDS = 1.0
 
@@ -130,7 +131,8 @@ class RestoreWork:
     relay: PtyRelay | None = None
     streams: dict[int, int] = field(default_factory=dict)
     """With --wait: our own standard streams -> the descriptors under which the owner has them."""
-    put_back: list[Path] = field(default_factory=list)
+    put_back: list[Placed] = field(default_factory=list)
+    captured_lock: int | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -142,7 +144,7 @@ class RestoreWork:
         """Let the owner build the tree; what was put in place for it goes again when that fails."""
         came_up = False
         try:
-            self.put_back = captured_files.put_back(self.image.path, self.manifest.captured)
+            self._put_files_back()
             if self.request.wait and checks.needs_terminal(self.manifest.tree):
                 self.relay = PtyRelay()
             if self.request.wait:
@@ -153,12 +155,16 @@ class RestoreWork:
                 try:
                     said = self._build(owner)
                     came_up = True
+                    self._end_of_captured_files()
                     return self._watch(owner, said)
                 finally:
                     owner.channel.close()
                     owner.reap(REAP_SECONDS)
         except OSError as error:
             raise RestoreFailed(f"the restore could not be prepared: {error.strerror} ({error.filename})") from None
+        except GpuckptError as error:
+            came_up = came_up or error.process == "restored"
+            raise
         finally:
             for copy in self.streams.values():
                 os.close(copy)
@@ -166,6 +172,22 @@ class RestoreWork:
                 self.relay.close()
             if not came_up:
                 captured_files.remove(self.put_back)
+            self._end_of_captured_files()
+
+    def _put_files_back(self) -> None:
+        """Put the captured files in place; another restore that needs the same names waits until CRIU has ended."""
+        if not self.manifest.captured:
+            return
+        try:
+            self.captured_lock = runs.alone_with_captured_files(self.interruption.check)
+        except BrokenOff as trouble:
+            raise _interrupted(trouble, "nothing was touched") from None
+        self.put_back = captured_files.put_back(self.image.path, self.manifest.captured)
+
+    def _end_of_captured_files(self) -> None:
+        if self.captured_lock is not None:
+            os.close(self.captured_lock)
+            self.captured_lock = None
 
     def _build(self, owner: OwnerHandle) -> dict[str, Any]:
         try:
