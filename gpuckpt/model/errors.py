@@ -81,7 +81,7 @@ class TreeHeld(GpuckptError):
 
     code = "tree-held"
     status = 31
-    meaning = "dump failed and the tree, or part of it, does not run"
+    meaning = "the tree, or part of it, does not run"
     process: ProcessState = "frozen"
 
 

@@ -12,6 +12,7 @@ from gpuckpt.system import criu_causes
 PACKAGE = Path(__file__).parents[2] / "gpuckpt"
 OWN = {name for verb in ENDINGS for item in parser(verb).params for name in item.opts if not item.hidden}
 FOREIGN = {
+    "container": {"--cap-add"},
     "crictl checkpoint": {"--export"},
     "incus stop": {"--stateful"},
     "lxc stop": {"--stateful"},
