@@ -17,7 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from gpuckpt.accelerators import asking
+from gpuckpt.accelerators import DriverError, asking
 from gpuckpt.system import procfs
 from gpuckpt.system.hold import Hold, HoldError
 
@@ -101,21 +101,23 @@ def checkpoint_all(tree: TreeOrder, suspender: Suspender, journal: Journal, dead
     hold = Hold(exitkill=False)
     try:
         hold_all_but_restore_threads(hold, tree)
-        _refuse_newcomers(tree, suspender)
+        everyone = _everyone(tree, suspender)
         journal.write("checkpoint")
         seconds = COPY_SECONDS if deadline is None else max(0.0, deadline - time.monotonic()) + PATIENCE_SECONDS
         errors = in_parallel(tree.cuda, lambda member: suspender.checkpoint(member.id.pid), seconds)
         if errors:
             raise SuspendFailed(str(errors[0]))
-        _refuse_leftovers(tree)
+        _refuse_leftovers(everyone)
         journal.write("stop")
-        for identity in tree.ids:
+        for identity in everyone:
             procfs.send(identity, signal.SIGSTOP)
     except HoldError as error:
         raise SuspendFailed(f"the tree could not be held still: {error}") from None
+    except DriverError as error:
+        raise SuspendFailed(str(error), "try again") from None
     finally:
         hold.let_go()
-    await_stopped(tree.ids, time.monotonic() + STOP_SECONDS)
+    await_stopped(everyone, time.monotonic() + STOP_SECONDS)
 
 
 def hold_all_but_restore_threads(hold: Hold, tree: TreeOrder) -> None:
@@ -130,20 +132,21 @@ def hold_all_but_restore_threads(hold: Hold, tree: TreeOrder) -> None:
     hold.take_all(application_threads, time.monotonic() + HOLD_SECONDS)
 
 
-def _refuse_newcomers(tree: TreeOrder, suspender: Suspender) -> None:
-    """A process that came, or started CUDA, after the facts were gathered would be dumped half suspended."""
-    known = set(tree.ids)
+def _everyone(tree: TreeOrder, suspender: Suspender) -> list[ProcessId]:
+    """The processes that are held now, newcomers too; one that started CUDA just now would be dumped unsuspended."""
+    found = procfs.tree_ids(tree.root)
     suspended = {member.id for member in tree.cuda}
-    for identity in procfs.tree_ids(tree.root):
-        if identity not in known:
-            raise SuspendFailed(f"the tree changed: process {identity.pid} is new", "try again")
-        if identity not in suspended and suspender.restore_tid(identity.pid) is not None:
+    for identity in found:
+        if identity in suspended or procfs.state(identity) in ENDED:
+            continue
+        if suspender.restore_tid(identity.pid) is not None:
             raise SuspendFailed(f"process {identity.pid} started to use CUDA just now", "try again")
+    return found
 
 
-def _refuse_leftovers(tree: TreeOrder) -> None:
+def _refuse_leftovers(ids: Sequence[ProcessId]) -> None:
     """After the suspension no process may have a GPU file left: CRIU cannot dump it, or worse, dumps it."""
-    for identity in tree.ids:
+    for identity in ids:
         left = procfs.gpu_files(identity.pid)
         if left:
             first = left[0]
