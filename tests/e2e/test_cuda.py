@@ -252,3 +252,28 @@ def test_two_cuda_processes_are_suspended_together(work, fake_gpu, start_fake_cu
     assert restored.status == 0, restored
     app.wait_for_steps(3)
     assert_counted(app.steps())
+
+
+def test_an_unreaped_child_does_not_freeze_the_tree(work, fake_gpu, start_fake_cuda_app):
+    """A zombie cannot be seized (EPERM, as for a traced thread): it must be left out, not fail hold and unwind."""
+    fake_gpu.configure(total=8 << 30)
+    app = start_fake_cuda_app("--mib", "8", "--zombie")
+    dumped = gpuckpt(
+        "dump", "--tree", app.pid, work / "img", "--leave-running", "--settle", 0.2, env=fake_gpu.variables
+    )
+    assert (dumped.status, dumped.report["process"]) == (0, "running"), dumped
+    app.wait_for_steps(3)
+
+
+def test_a_main_that_was_stopped_does_not_keep_the_job_at_the_gate(work, fake_gpu, app):
+    """SIGSTOP of gpuckpt while the job stands at the gate: its owner lets the job go on after some silence."""
+    run = harness.start_gpuckpt("dump", "--tree", app.pid, work / "img", env=fake_gpu.variables)
+    harness.wait_for(lambda: journal_act("criu-started", run), "CRIU has started")
+    os.kill(run.pid, signal.SIGSTOP)
+    try:
+        harness.wait_for(lambda: journal_act("unwound", run), "the owner has undone the dump", 120)
+        app.wait_for_steps(3)
+    finally:
+        os.kill(run.pid, signal.SIGCONT)
+    stdout, _ = run.communicate(timeout=60)
+    assert (run.returncode, json.loads(stdout)["process"]) == (30, "running"), stdout
