@@ -51,7 +51,7 @@ __all__ = [
 ]
 
 DUMP_CHECKS: tuple[Check[DumpFacts], ...] = (
-    machine.PRIVILEGE,
+    machine.DUMP_PRIVILEGE,
     machine.CRIU_PRESENT,
     machine.CRIU_WORKS,
     machine.CRIU_KERNEL,

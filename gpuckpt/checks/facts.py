@@ -91,6 +91,10 @@ class DumpFacts:
     """Its uid."""
     image_space_bytes: int | None
     """Free bytes where the image will lie, quota included."""
+    unsafe_ancestors: tuple[str, ...] = ()
+    """Who else could exchange a directory or link on the way to the image: '/srv/x belongs to user 1000'."""
+    lacks_resource_capability: bool = False
+    """gpuckpt has no CAP_SYS_RESOURCE."""
     tracers: Mapping[int, str] = field(default_factory=dict)
     """Tracer's pid -> '1234 gdb'."""
     memory_limits: tuple[MemoryLimit, ...] = ()
@@ -129,6 +133,8 @@ class RestoreFacts:
     image_mode: int | None = None
     """st_mode of the image directory; None when it is still on its way (migrate)."""
     image_owner: int | None = None
+    unsafe_ancestors: tuple[str, ...] = ()
+    """As DumpFacts.unsafe_ancestors."""
     gpu_holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """GPU UUID -> who has memory there: '812 python, 12.0 GiB'."""
     lsm: str | None = None

@@ -24,6 +24,7 @@ from gpuckpt.model.facts import GpuUse, Host, Process, ProcessId, Tree
 from gpuckpt.model.manifest import Lineage
 from gpuckpt.owner.runs import RUNTIME, make_runtime
 from gpuckpt.system import commands, procfs
+from gpuckpt.system.files import unsafe_places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,6 +163,8 @@ def dump_facts(request: DumpRequest, machine: Machine) -> DumpFacts:
         image_parent_mode=parent_seen.st_mode if parent_seen else 0,
         image_parent_owner=parent_seen.st_uid if parent_seen else 0,
         image_space_bytes=free_bytes(parent),
+        unsafe_ancestors=unsafe_places(parent, os.geteuid()),
+        lacks_resource_capability=procfs.lacks_resource_capability(),
         tracers={one.tracer_pid: _tracer(one.pid) for one in seen.processes if one.tracer_pid},
         memory_limits=_memory_limits(seen),
         proc_watches=procfs.kernel_watches(seen.pids),
@@ -211,6 +214,7 @@ def restore_facts(request: RestoreRequest, manifest: Manifest, machine: Machine)
         free_memory_bytes=min([here.memory_available_bytes, *rooms]),
         image_mode=image.st_mode,
         image_owner=image.st_uid,
+        unsafe_ancestors=unsafe_places(request.image, os.geteuid()),
         gpu_holders=_gpu_holders(here) if manifest.cuda else {},
         lsm=procfs.security_modules(),
     )

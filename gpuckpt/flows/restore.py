@@ -182,7 +182,7 @@ class RestoreWork:
             self.captured_lock = runs.alone_with_captured_files(self.interruption.check)
         except BrokenOff as trouble:
             raise _interrupted(trouble, "nothing was touched") from None
-        self.put_back = captured_files.put_back(self.image.path, self.manifest.captured)
+        self.put_back = captured_files.put_back(self.image.root, self.manifest.captured)
 
     def _end_of_captured_files(self) -> None:
         if self.captured_lock is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 AT_FDCWD = -100
 RENAME_NOREPLACE = 1
+UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 MOST_LINKS = 40
 """The kernel's own limit for one path."""
 
@@ -69,12 +71,26 @@ def open_plain(path: str | os.PathLike[str]) -> int:
 
 
 def rename_to_new(source: Path, target: Path) -> None:
-    """Rename; raises FileExistsError where anything, an empty directory included, stands at `target`."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.renameat2(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), RENAME_NOREPLACE) == 0:
-        return
-    number = ctypes.get_errno()
-    raise OSError(number, os.strerror(number), str(source), None, str(target))
+    """Rename; raises FileExistsError where anything, an empty directory included, stands at `target`. Raises OSError.
+
+    Some file systems (NFS) and old C libraries cannot do it in one step: there it is looked at first.
+    """
+    number = _rename_no_replace(source, target)
+    if number in UNSUPPORTED:
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        source.rename(target)
+    elif number:
+        raise OSError(number, os.strerror(number), str(source), None, str(target))
+
+
+def _rename_no_replace(source: Path, target: Path) -> int:
+    """0 or the error's number."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return errno.ENOSYS
+    done = call(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), ctypes.c_uint(RENAME_NOREPLACE))
+    return 0 if done == 0 else ctypes.get_errno()
 
 
 def unsafe_places(path: Path, own_uid: int) -> tuple[str, ...]:

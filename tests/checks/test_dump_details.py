@@ -219,11 +219,6 @@ def test_directories_others_can_write_to(mode, expected):
     assert verdict("image-parent-safe", dump(image_parent_mode=stat.S_IFDIR | mode)) == expected
 
 
-def test_a_directory_of_another_user_warns():
-    assert judged("image-parent-safe", dump(image_parent_owner=1001)).severity == "warn"
-    assert verdict("image-parent-safe", dump(image_parent_owner=1001, own_uid=1001)) == "pass"
-
-
 def test_disk_space_counts_everything():
     job = gpu_tree(files=(file("/tmp/gone", deleted=True, links=0, blocks_bytes=2 * GIB),))
     job = replace(job, processes=(process(rss_bytes=GIB, shared_bytes=GIB, swap_bytes=GIB),))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuckpt.model.errors import ImageCorrupt, NotFound
+from gpuckpt.stores import directory
 from gpuckpt.stores.directory import open_image
 
 
@@ -68,3 +69,30 @@ def test_an_image_of_root_is_not_called_damaged_to_others(unreadable):
         argv = [sys.executable, "-c", AS_NOBODY, str(image)]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout.startswith("run it as root")
+
+
+def test_what_was_opened_is_what_is_read(tmp_path):
+    """Whoever exchanges the directory after it was opened exchanges nothing for us."""
+    image = tmp_path / "img"
+    image.mkdir(mode=0o700)
+    (image / "part").write_text("good")
+    opened = directory._open_directory(image)
+    held = directory.Image(image, None, os.open(os.devnull, os.O_RDONLY), opened)
+    image.rename(tmp_path / "away")
+    image.mkdir()
+    (image / "part").write_text("evil")
+    assert held.part("part").read_text() == "good"
+    link = tmp_path / "link"
+    link.symlink_to(held.part("part"))
+    assert subprocess.run(["cat", link], capture_output=True, text=True).stdout == "good"
+    held.close()
+    assert not os.path.exists(link)
+
+
+def test_publishing_replaces_nothing(tmp_path):
+    partial, _ = directory.create_partial(tmp_path / "img")
+    (tmp_path / "img").mkdir()
+    with pytest.raises(FileExistsError):
+        partial.publish(b"{}")
+    partial.discard()
+    assert list((tmp_path / "img").iterdir()) == []

@@ -10,7 +10,14 @@ from gpuckpt.system.procfs.cgroups import (
 )
 from gpuckpt.system.procfs.descriptors import gpu_files, uses_io_uring
 from gpuckpt.system.procfs.elf import build_id
-from gpuckpt.system.procfs.host import HostPieces, cgroup_kind, cpu, memory, read_host_pieces
+from gpuckpt.system.procfs.host import (
+    HostPieces,
+    cgroup_kind,
+    cpu,
+    lacks_resource_capability,
+    memory,
+    read_host_pieces,
+)
 from gpuckpt.system.procfs.identity import (
     PidKind,
     ancestors,
@@ -33,7 +40,7 @@ from gpuckpt.system.procfs.looking import (
     security_modules,
     special_mappings,
 )
-from gpuckpt.system.procfs.reading import Mapping, comm_of, maps_of, words_for
+from gpuckpt.system.procfs.reading import Mapping, comm_of, descriptor_path, maps_of, words_for
 from gpuckpt.system.procfs.redaction import redact, redact_text
 from gpuckpt.system.procfs.signals import (
     cpu_seconds,
@@ -61,12 +68,14 @@ __all__ = [
     "cpu",
     "cpu_seconds",
     "describe_pid",
+    "descriptor_path",
     "environment_values",
     "file_here",
     "gpu_files",
     "io_bytes",
     "is_same",
     "kernel_watches",
+    "lacks_resource_capability",
     "maps_of",
     "memory",
     "memory_limits",
