@@ -142,9 +142,17 @@ class _Other:
     locked: bool
 
 
+def _run_directories() -> list[Path]:
+    """None for those who may not look: they are refused for that by the checks."""
+    try:
+        return sorted((RUNTIME / "runs").iterdir())
+    except (FileNotFoundError, PermissionError):
+        return []
+
+
 def _others(*, tidy: bool = True) -> Iterator[_Other]:
     """All other runs that matter; those whose trees have ended are removed on the way (under the mutex only)."""
-    for directory in sorted((RUNTIME / "runs").glob("*")):
+    for directory in _run_directories():
         said = _read_card(directory)
         locked = _is_locked(directory / "lock")
         ids = tuple(ProcessId(pid, ticks) for pid, ticks in said.get("ids", ()))
