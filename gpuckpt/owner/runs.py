@@ -164,14 +164,6 @@ def _others(*, tidy: bool = True) -> Iterator[_Other]:
         yield _Other(directory, said.get("operation", "?"), said.get("pid", 0), said.get("since", 0.0), ids, locked)
 
 
-def _run_directories() -> list[Path]:
-    """None where there are none, or where this user may not look: whoever may not look may not dump either."""
-    try:
-        return [RUNTIME / "runs" / name for name in sorted(os.listdir(RUNTIME / "runs"))]  # noqa: PTH208
-    except OSError:
-        return []
-
-
 def _matters(directory: Path, operation: str, ids: tuple[ProcessId, ...]) -> bool:
     """Whether an ended run may have left something held. A run without an order never touched anything."""
     past = journals.read(directory)
