@@ -192,10 +192,12 @@ def test_a_tree_that_nobody_left(job):
 
 
 def test_a_tree_that_a_person_stopped(job):
-    """Stopped without any gpuckpt: `restore --tree` is the person's word to let it go on."""
+    """Without a journal nobody knows of a stop by gpuckpt: what is stopped, its user stopped, and it stays so."""
     os.kill(job.root, signal.SIGSTOP)
     harness.wait_for(lambda: harness.state(job.root) == "T", "stopped")
     assert gpuckpt("restore", "--tree", job.root).status == 0
+    assert harness.state(job.root) == "T"
+    os.kill(job.root, signal.SIGCONT)
     job.assert_goes_on()
 
 
