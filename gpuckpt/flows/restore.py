@@ -5,12 +5,14 @@ steps, and what kill -9 of this process at each leaves (the owner's steps: owner
 1. open, verify every part, judge, plan   nothing was touched
 2. lean directory, captured files          files under their own names, which the next restore uses
 3. owner: CRIU up to the gate               the owner turns CRIU away: nothing is left of the tree
-4. owner: CUDA restore, let go              the owner goes on by itself: a whole, running tree, or none
-5. look at it                               the tree runs
+4. memory into the tree the owner holds     the owner ends the held tree: nothing is left of it
+5. owner: CUDA restore, let go              the owner goes on by itself: a whole, running tree, or none
+6. look at it                               the tree runs
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt import checks
-from gpuckpt.flows import gather, settle
+from gpuckpt.flows import gather, injecting, settle, verifying
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.conversation import (
     REAP_SECONDS,
@@ -32,6 +34,7 @@ from gpuckpt.flows.conversation import (
     tell,
 )
 from gpuckpt.flows.interruption import BrokenOff
+from gpuckpt.flows.leandir import LeanDirectory, PackedMemory, Preparation, is_packed
 from gpuckpt.images import captured as captured_files
 from gpuckpt.images import criuformat, timers
 from gpuckpt.model.errors import (
@@ -52,11 +55,10 @@ from gpuckpt.stores import directory
 from gpuckpt.system.terminal import PtyRelay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gpuckpt.checks import RestoreFacts
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
+    from gpuckpt.images.memory import MemoryPlan
     from gpuckpt.model.facts import Stdio
     from gpuckpt.model.manifest import CriuOptions, Manifest
     from gpuckpt.model.requests import RestoreRequest
@@ -74,7 +76,7 @@ def restore(request: RestoreRequest, machine: Machine, interruption: Interruptio
     image = directory.open_image(request.image)
     try:
         machine.listener(Event("verify", "begin"))
-        _verify(image, interruption)
+        _verify(image, request, interruption)
         notes = [] if request.dry_run else _clear(request, image, machine)
         facts = gather.restore_facts(request, image.manifest, machine)
         findings = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
@@ -103,12 +105,9 @@ def _clear(request: RestoreRequest, image: Image, machine: Machine) -> list[str]
     return repairing.clear_before_restore(image.manifest.tree.ids, machine, force_program=request.force_program)
 
 
-def _verify(image: Image, interruption: Interruption) -> None:
+def _verify(image: Image, request: RestoreRequest, interruption: Interruption) -> None:
     try:
-        directory.verify(image, interruption.check)
-        in_image = criuformat.read_process_list(image.part("criu/pstree.img"))
-        if {process.pid for process in in_image} != set(image.manifest.tree.pids):
-            raise ImageCorrupt("criu/pstree.img holds other processes than the manifest", "do not restore this image")
+        verifying.verify_before_restore(image, request, interruption)
     except BrokenOff as trouble:
         raise _interrupted(trouble, "nothing was touched") from None
 
@@ -130,6 +129,8 @@ class RestoreWork:
     """With --wait: our own standard streams -> the descriptors under which the owner has them."""
     put_back: list[Path] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    packed: PackedMemory | None = None
+    lean: LeanDirectory | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -140,6 +141,7 @@ class RestoreWork:
         """Let the owner build the tree; what was put in place for it goes again when that fails."""
         came_up = False
         try:
+            self.packed = PackedMemory(self.image) if is_packed(self.image) else None
             self.put_back = captured_files.put_back(self.image.path, self.manifest.captured)
             if self.request.wait and checks.needs_terminal(self.manifest.tree):
                 self.relay = PtyRelay()
@@ -162,12 +164,17 @@ class RestoreWork:
                 os.close(copy)
             if self.relay is not None:
                 self.relay.close()
+            if self.packed is not None:
+                self.packed.close()
             if not came_up:
                 captured_files.remove(self.put_back)
 
     def _build(self, owner: OwnerHandle) -> dict[str, Any]:
         try:
-            owner.give(self._order())
+            owner.give(self._order(owner))
+            if self.lean is not None and self.lean.plan is not None:
+                hear(owner, ("held",), self.machine, self.interruption)
+                self._inject(owner, self.lean.plan)
             return hear(owner, ("restored",), self.machine, self.interruption)
         except BrokenOff as trouble:
             raise self._abort(owner, trouble) from None
@@ -175,6 +182,27 @@ class RestoreWork:
             raise self._error_from(last.message) from None
         except (OwnerGone, PeerGone):
             return self._repair()
+
+    def _inject(self, owner: OwnerHandle, plan: MemoryPlan) -> None:
+        """Fill the held tree; where that fails the owner ends it, before an instruction of it has run."""
+        assert self.packed is not None  # noqa: S101 - there is no plan without
+        try:
+            injecting.inject(self.packed, plan, self.interruption.check)
+        except (ImageCorrupt, RestoreFailed) as error:
+            raise self._end_held(owner, error) from None
+        tell(owner, "injected")
+
+    def _end_held(self, owner: OwnerHandle, error: GpuckptError) -> GpuckptError:
+        """The error to raise once the owner has ended the tree."""
+        with contextlib.suppress(OwnerGone):
+            tell(owner, "abort")
+        try:
+            hear(owner, ("restored",), self.machine)
+        except OwnerSays as last:
+            if last.message["say"] != "failed" or last.message["left"]:
+                return self._error_from(last.message)
+        error.message += "; nothing is left behind"
+        return error
 
     def _abort(self, owner: OwnerHandle, trouble: BrokenOff) -> GpuckptError:
         try:
@@ -190,14 +218,15 @@ class RestoreWork:
             self._repair()
         return _interrupted(trouble, "it came too late: the tree is restored and runs", restored=True)
 
-    def _order(self) -> RestoreOrder:
+    def _order(self, owner: OwnerHandle) -> RestoreOrder:
         manifest = self.manifest
+        self.lean = self._prepare(owner)
         members = tuple(CudaMember(one.id, one.restore_tid, one.gpu_memory_bytes) for one in manifest.cuda)
         return RestoreOrder(
             run_directory=str(self.run.directory),
             tree=TreeOrder(manifest.tree.root, manifest.tree.ids, manifest.stopped, members),
             criu=self.facts.host.criu.path or "",
-            images=str(self._lean_directory()),
+            images=str(self.lean.path),
             options=self._options(),
             handed_over_stopped=manifest.handed_over_stopped,
             inherited=self._inherited(),
@@ -208,22 +237,29 @@ class RestoreWork:
             cgroup_name=None if self.request.wait else f"{manifest.tree.root.pid}-{self.run.id}",
             deadline_seconds=self.interruption.left_seconds(),
             force_program=self.request.force_program,
+            lean=self.lean.plan is not None,
         )
+
+    def _prepare(self, owner: OwnerHandle) -> LeanDirectory:
+        """Make the directory that CRIU reads, and decide what it shall not see."""
+        plan = None
+        if self.packed is not None:
+            criu = self.image.part("criu")
+            plan, note = injecting.plan(self.packed, criu, owner.pid, plain=self.request.plain)
+            self.notes += [note] if note else []
+        return Preparation(
+            self.image,
+            self.run.directory,
+            self.packed,
+            plan,
+            self.facts.host.memory_available_bytes,
+            self._for_this_restore,
+            self.interruption.check,
+        ).make()
 
     def _options(self) -> CriuOptions:
         allowed = any(finding.id == "cpu-flags" and finding.allowed for finding in self.findings)
         return replace(self.manifest.criu, cpu_cap="none") if allowed else self.manifest.criu
-
-    def _lean_directory(self) -> Path:
-        """Links to the verified parts and nothing else, so that no stray file of the image reaches CRIU."""
-        lean = self.run.directory / "images"
-        lean.mkdir(mode=0o700)
-        for part in self.manifest.parts:
-            folder, _, name = part.path.partition("/")
-            if folder == "criu" and "/" not in name:
-                (lean / name).symlink_to(self.image.part(part.path))
-        _edit(lean / criuformat.FILES, self._for_this_restore)
-        return lean
 
     def _for_this_restore(self, files_img: bytes) -> bytes:
         """What CRIU shall find in files.img: timers that go on, and connections closed where that was decided."""
@@ -256,6 +292,8 @@ class RestoreWork:
         """It is up. Note where it comes from, then look at it, or wait for its end."""
         tree = from_json(TreeOrder, said["tree"])
         gather.note_lineage(tree.root, self.manifest)
+        assert self.lean is not None  # noqa: S101 - it was made for the order
+        self.lean.remove_pages()
         data: dict[str, Any] = {
             "image": str(self.request.image),
             "image_id": self.manifest.image_id,
@@ -263,6 +301,8 @@ class RestoreWork:
             "pids": [one.pid for one in tree.ids],
             "seconds": said["seconds"],
             "cgroup": said.get("cgroup"),
+            "bytes_injected": self.lean.bytes_injected,
+            "bytes_by_criu": self.lean.bytes_by_criu,
             "notes": self.notes,
         }
         if self.request.wait:
@@ -368,18 +408,6 @@ def _access(stdio: Stdio) -> dict[str, bool]:
         return {"readable": not stdio.writable, "writable": stdio.writable}
     numbers = {int(holder.rpartition(" ")[2]) for holder in stdio.holders}
     return {"readable": 0 in numbers, "writable": numbers != {0}}
-
-
-def _edit(part: Path, change: Callable[[bytes], bytes]) -> None:
-    """Replace the link to a part of the image by a changed copy; the image itself never changes."""
-    raw = part.read_bytes()
-    changed = change(raw)
-    if changed == raw:
-        return
-    part.unlink()
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as out:
-        out.write(changed)
 
 
 def _interrupted(trouble: BrokenOff, what: str, *, restored: bool = False) -> GpuckptError:

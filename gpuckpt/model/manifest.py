@@ -20,7 +20,7 @@ from gpuckpt.model.jsonform import FormError, from_json, to_json
 NAME = "manifest.json"
 FORMAT = 1
 OLDEST_FORMAT = 1
-KNOWN_FEATURES = frozenset({"criu-files"})
+KNOWN_FEATURES = frozenset({"criu-files", "packs"})
 """criu-files: pages lie in criu/pages-*.img as CRIU wrote them."""
 
 MAX_BYTES = 64 << 20

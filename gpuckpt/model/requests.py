@@ -45,6 +45,8 @@ class RestoreRequest:
     timeout_seconds: float | None = None
     settle_seconds: float = 3.0
     force_program: bool = False
+    plain: bool = False
+    """Let CRIU restore all memory from files, as it does alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +67,5 @@ class InspectRequest:
     pid: int | None = None
     verify: bool = False
     keep_argv: bool = False
+    extract: Path | None = None
+    """Write a plain CRIU image directory here."""

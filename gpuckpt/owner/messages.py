@@ -96,6 +96,8 @@ class RestoreOrder:
     cgroup_name: str | None
     deadline_seconds: float | None
     force_program: bool = False
+    lean: bool = False
+    """The images lack memory: CRIU leaves the tree stopped, we hold it and say `held`, main says `injected`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,14 +138,23 @@ def dump_argv(program: str, pid: int, paths: WorkPaths, options: CriuOptions, *,
 
 
 def restore_argv(
-    program: str, paths: WorkPaths, options: CriuOptions, *, inherited: Sequence[tuple[int, str]], pidfile: Path
+    program: str,
+    paths: WorkPaths,
+    options: CriuOptions,
+    *,
+    inherited: Sequence[tuple[int, str]],
+    pidfile: Path,
+    leave_stopped: bool = False,
 ) -> list[str]:
     """`criu restore`, detached, as a child of the caller so that the caller can wait for it.
 
-    `inherited` pairs a descriptor number of the CRIU process with the key of the end it stands for.
+    `inherited` pairs a descriptor number of the CRIU process with the key of the end it stands for. With
+    `leave_stopped` every process comes up in state T, by a SIGSTOP queued before its first instruction;
+    network locks are lifted all the same.
     """
     argv = _common(program, "restore", paths, options)
     argv += ["--restore-detached", "--restore-sibling", "--pidfile", str(pidfile)]
+    argv += ["--leave-stopped"] if leave_stopped else []
     for number, key in inherited:
         argv += ["--inherit-fd", f"fd[{number}]:{key}"]
     return argv
