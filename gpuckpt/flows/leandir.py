@@ -8,7 +8,6 @@ fit there, and go as soon as the tree is up.
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,30 +143,6 @@ class Preparation:
         link.symlink_to(place)
         place.mkdir(mode=0o700)
         return link
-
-
-def extract(image: Image, target: Path, going_on: Callable[[], None]) -> int:
-    """Write a plain CRIU image directory with every verified page; returns its bytes of memory.
-
-    Raises ImageCorrupt, OSError. What a failure leaves is removed.
-    """
-    target.mkdir(mode=0o700)
-    try:
-        for part in image.manifest.parts:
-            folder, _, name = part.path.partition("/")
-            if folder == "criu" and "/" not in name:
-                shutil.copyfile(image.part(part.path), target / name)
-                (target / name).chmod(0o600)
-        if is_packed(image):
-            packed = PackedMemory(image)
-            try:
-                lean.write(target, lean.pages_files(packed.index.files, None), packed.reader, going_on)
-            finally:
-                packed.close()
-    except BaseException:
-        shutil.rmtree(target, ignore_errors=True)
-        raise
-    return sum(one.stat().st_size for one in target.glob("pages-*.img"))
 
 
 def _replace(link: Path, content: bytes) -> None:

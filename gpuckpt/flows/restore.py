@@ -34,6 +34,7 @@ from gpuckpt.flows.conversation import (
     tell,
 )
 from gpuckpt.flows.interruption import BrokenOff
+from gpuckpt.flows.jobwait import JobWait
 from gpuckpt.flows.leandir import LeanDirectory, PackedMemory, Preparation, is_packed
 from gpuckpt.images import captured as captured_files
 from gpuckpt.images import criuformat, timers
@@ -64,11 +65,6 @@ if TYPE_CHECKING:
     from gpuckpt.model.requests import RestoreRequest
     from gpuckpt.owner.runs import Run
     from gpuckpt.stores.directory import Image
-
-DRAIN_SECONDS = 1.0
-
-PASSED_ON = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH, signal.SIGALRM)
-"""With --wait these go to the job as well as INT, TERM and HUP."""
 
 
 def restore(request: RestoreRequest, machine: Machine, interruption: Interruption) -> Report:
@@ -307,65 +303,13 @@ class RestoreWork:
         }
         if self.request.wait:
             self.run.release()
-            status = self._await_end(owner)
+            status = JobWait(owner, self.relay, self.interruption).until_it_ends()
             return Report("restore", "ok", "ended", {**data, "exit_status": status}, self.findings)
         began = time.monotonic()
         settle.require_alive(tree.ids, self.request.settle_seconds)
         data["gpu_memory_bytes"] = settle.require_on_gpu(tree, self.machine, force_program=self.request.force_program)
         data["seconds"] = {**said["seconds"], "ready": time.monotonic() - began}
         return Report("restore", "ok", "restored", data, self.findings)
-
-    def _await_end(self, owner: OwnerHandle) -> int:
-        """Stay until the job ends; signals and terminal go through. Returns its exit status (128+n for signal n)."""
-        caught: list[int] = []
-        before = {number: signal.signal(number, lambda n, _: caught.append(n)) for number in PASSED_ON}
-        try:
-            if self.relay is not None:
-                self.relay.start()
-            while True:
-                self._pass_on(owner, caught)
-                status = self._step(owner)
-                if status is not None:
-                    self._drain()
-                    return status if status >= 0 else 128 - status
-        except (OwnerGone, PeerGone):
-            raise RestoredUnhealthy(
-                "the process that waited for the job was killed; the job runs on without it", process="restored"
-            ) from None
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _pass_on(self, owner: OwnerHandle, caught: list[int]) -> None:
-        if self.interruption.caught is not None:
-            caught.append(self.interruption.caught)
-            self.interruption.caught = None
-        while caught:
-            number = caught.pop(0)
-            if number == signal.SIGWINCH and self.relay is not None:
-                self.relay.copy_window_size()
-            else:
-                tell(owner, "signal", number=number)
-
-    def _step(self, owner: OwnerHandle) -> int | None:
-        """One round of listening; the job's status once it has ended."""
-        sources = [owner.channel.fileno(), *(self.relay.sources() if self.relay else ())]
-        ready = [] if owner.channel.waiting() else select.select(sources, [], [], STEP_SECONDS)[0]
-        if self.relay is not None:
-            self.relay.pump(ready)
-        message = owner.channel.receive(0)
-        return int(message["status"]) if message is not None and message["say"] == "exited" else None
-
-    def _drain(self) -> None:
-        """What the job wrote last is still in the pty."""
-        if self.relay is None:
-            return
-        # It reaches the master by way of a kernel worker, a moment later. Processes that outlive the root may go on
-        # writing for ever.
-        until = time.monotonic() + DRAIN_SECONDS
-        while select.select([self.relay.master], [], [], STEP_SECONDS)[0] and self.relay.pump([self.relay.master]):
-            if time.monotonic() > until:
-                return
 
     def _error_from(self, message: dict[str, Any]) -> GpuckptError:
         """The owner's last word as the error the user sees."""

@@ -23,13 +23,18 @@ if TYPE_CHECKING:
 
 def verify_before_restore(image: Image, request: RestoreRequest, interruption: Interruption) -> None:
     """Raises ImageCorrupt, BrokenOff."""
-    packs = frozenset(part.path for part in image.manifest.parts if _is_pack(part.path)) if is_packed(image) else ()
-    directory.verify(image, interruption.check, but=frozenset(packs))
+    verify_small_files(image, interruption)
     in_image = criuformat.read_process_list(image.part("criu/pstree.img"))
     if {process.pid for process in in_image} != set(image.manifest.tree.pids):
         raise ImageCorrupt("criu/pstree.img holds other processes than the manifest", "do not restore this image")
-    if packs and _all_frames_first(image, request):
+    if is_packed(image) and _all_frames_first(image, request):
         verify_frames(image, interruption)
+
+
+def verify_small_files(image: Image, interruption: Interruption) -> None:
+    """All but the packs, whose frames are verified as they are read. Raises ImageCorrupt, BrokenOff."""
+    packs = frozenset(part.path for part in image.manifest.parts if _is_pack(part.path)) if is_packed(image) else ()
+    directory.verify(image, interruption.check, but=frozenset(packs))
 
 
 def _is_pack(part: str) -> bool:

@@ -117,8 +117,13 @@ def _common(program: str, verb: str, paths: WorkPaths, options: CriuOptions) -> 
         str(paths.gate),
         "--manage-cgroups=ignore",
         f"--cpu-cap={options.cpu_cap}",
-        "--link-remap",
     ]
+    return argv + _repeated(options)
+
+
+def _repeated(options: CriuOptions) -> list[str]:
+    """What a restore must be told as the dump was."""
+    argv = ["--link-remap"]
     argv += ["--shell-job"] if options.shell_job else []
     argv += ["--file-locks"] if options.file_locks else []
     argv += ["--tcp-established"] if options.tcp_established else []
@@ -155,6 +160,18 @@ def restore_argv(
     argv = _common(program, "restore", paths, options)
     argv += ["--restore-detached", "--restore-sibling", "--pidfile", str(pidfile)]
     argv += ["--leave-stopped"] if leave_stopped else []
+    for number, key in inherited:
+        argv += ["--inherit-fd", f"fd[{number}]:{key}"]
+    return argv
+
+
+def by_hand_argv(
+    program: str, images: Path, options: CriuOptions, *, inherited: Sequence[tuple[int, str]]
+) -> list[str]:
+    """The `criu restore` for a person who has a plain image directory and no gpuckpt."""
+    argv = [program, "restore", "--no-default-config", "--images-dir", str(images), "--restore-detached"]
+    argv += ["--manage-cgroups=ignore", f"--cpu-cap={options.cpu_cap}"]
+    argv += _repeated(options)
     for number, key in inherited:
         argv += ["--inherit-fd", f"fd[{number}]:{key}"]
     return argv

@@ -114,7 +114,9 @@ def test_whether_it_is_possible(child):
 def test_only_writable_memory_is_written_to():
     area = mmap.mmap(-1, 4096, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with open("/proc/self/maps") as maps:
-        start = next(int(line.split("-")[0], 16) for line in maps if " r--p 00000000 00:00 0" in line and "[" not in line)
+        start = next(
+            int(line.split("-")[0], 16) for line in maps if " r--p 00000000 00:00 0" in line and "[" not in line
+        )
     with pytest.raises(OSError) as caught:
         Writer(bytearray(4096)).write(os.getpid(), [(start, 0, 100)])
     assert caught.value.errno == errno.EFAULT
