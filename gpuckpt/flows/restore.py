@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
-import signal
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +24,6 @@ from gpuckpt.flows import gather, injecting, settle, verifying
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.conversation import (
     REAP_SECONDS,
-    STEP_SECONDS,
     OwnerGone,
     OwnerSays,
     hear,
