@@ -115,6 +115,8 @@ class PackWriter:
         self._directory = directory
         self._path = directory / f"{number}.part"
         self._hasher = blake3.blake3()
+        self._open = threading.Lock()
+        """Held while the descriptor must stay what it is."""
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self.size = 0
         """Bytes written so far."""
@@ -130,7 +132,9 @@ class PackWriter:
 
     def sync(self) -> None:
         """What was written so far is on the disk when this returns. Raises OSError."""
-        os.fdatasync(self._descriptor)
+        with self._open:
+            if self._descriptor >= 0:
+                os.fdatasync(self._descriptor)
 
     def finish(self) -> PackFile | None:
         """Sync it and give it its name; None (and no file) when nothing was written. Raises OSError."""
@@ -149,9 +153,10 @@ class PackWriter:
         self._path.unlink(missing_ok=True)
 
     def _close(self) -> None:
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        with self._open:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
 
 
 class _Tools(threading.local):

@@ -27,6 +27,14 @@ class DumpRequest:
     """How long a tree that goes on is watched before the dump is called good."""
     force_program: bool = False
     """Use the cuda-checkpoint program although the driver offers the API (hidden; for tests)."""
+    plain: bool = False
+    """Let CRIU write its files itself: no packs, no compression."""
+    level: int | None = -1
+    """zstd's level for the pages; None stores them as they are."""
+    workers: int | None = None
+    """Threads that compress; None: as many as there are cores, within limits."""
+    base: Path | None = None
+    """An older image: what it holds already is shared with it, not written again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,8 +96,8 @@ class CriuRun:
         """Wait until CRIU stands at the gate.
 
         Raises CriuFailure when it ended instead, Aborted when main said so or is gone, Expired after the
-        deadline, or when neither CRIU's log nor what CRIU and `stalled_pids` read grows any more: a
-        restore from images that do not fit can wait, or spin, for ever.
+        deadline, or when neither CRIU's log nor what CRIU and `stalled_pids` read grows any more, and main
+        does not say `progress` either: a restore from images that do not fit can wait, or spin, for ever.
         """
         watchdog = Watchdog(self._paths.log, (self._child.pid, *stalled_pids))
         while not self._gate.has_caller:
@@ -106,6 +106,7 @@ class CriuRun:
                 self._gate.accept()
             elif main.fileno() in ready:
                 raise_if_aborted(main)
+                watchdog.note_progress()
             elif self._child.poll() is not None:
                 raise self.failure()
             if watchdog.has_stalled() or (deadline is not None and time.monotonic() > deadline):
@@ -159,6 +160,10 @@ class Watchdog:
         self._log = log
         self._pids = pids
         self._seen: tuple[int, ...] = ()
+        self._since = time.monotonic()
+
+    def note_progress(self) -> None:
+        """Somebody else has seen progress: pages that CRIU splices are in no counter of its own."""
         self._since = time.monotonic()
 
     def has_stalled(self) -> bool:

@@ -114,7 +114,12 @@ class DumpWork:
         self._main.send("phase", phase="capture")
         order = self._order
         argv = criu.dump_argv(
-            order.criu, order.tree.root.pid, self._paths, order.options, leave_running=order.leave_running
+            order.criu,
+            order.tree.root.pid,
+            self._paths,
+            order.options,
+            leave_running=order.leave_running,
+            stream=order.stream,
         )
         self._run = CriuRun(argv, self._paths, self._gate, self._means.journal, shielded=True)
         self._run.await_gate(self._main, self._means.deadline)

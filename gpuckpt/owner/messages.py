@@ -45,7 +45,7 @@ class TreeOrder:
 
 @dataclass(frozen=True, slots=True)
 class DumpOrder:
-    """Suspend the tree, let CRIU dump it into `images`, and wait at the gate for commit or abort."""
+    """Suspend the tree, let CRIU dump it, and wait at the gate for commit or abort."""
 
     run_directory: str
     tree: TreeOrder
@@ -58,6 +58,8 @@ class DumpOrder:
     lock_timeout_ms: int
     deadline_seconds: float | None
     force_program: bool = False
+    stream: bool = False
+    """`images` holds only main's socket: CRIU hands its files over instead of writing them there."""
 
 
 INHERITED_FD = "fd:"

@@ -161,10 +161,12 @@ def digest(path: Path, going_on: Callable[[], None] = lambda: None) -> str:
     return hasher.hexdigest()
 
 
-def describe_parts(root: Path, going_on: Callable[[], None] = lambda: None) -> tuple[Part, ...]:
-    """Every file below `root` with its size and digest, in a fixed order."""
+def describe_parts(
+    root: Path, going_on: Callable[[], None] = lambda: None, *, below: Path | None = None
+) -> tuple[Part, ...]:
+    """Every file below `root` (or only those `below` a directory of it) with size and digest, in a fixed order."""
     return tuple(
-        Part(str(path.relative_to(root)), path.stat().st_size, digest(path, going_on)) for path in _files(root)
+        Part(str(path.relative_to(root)), path.stat().st_size, digest(path, going_on)) for path in _files(below or root)
     )
 
 

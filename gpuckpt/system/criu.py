@@ -131,12 +131,18 @@ def _repeated(options: CriuOptions) -> list[str]:
     return argv
 
 
-def dump_argv(program: str, pid: int, paths: WorkPaths, options: CriuOptions, *, leave_running: bool) -> list[str]:
-    """`criu dump`: ends the tree when the gate commits, unless it shall be left running."""
+def dump_argv(
+    program: str, pid: int, paths: WorkPaths, options: CriuOptions, *, leave_running: bool, stream: bool = False
+) -> list[str]:
+    """`criu dump`: ends the tree when the gate commits, unless it shall be left running.
+
+    With `stream` it connects to a socket in the images directory and hands every file over (images/streaming.py).
+    """
     argv = _common(program, "dump", paths, options)
     argv += ["--tree", str(pid), "--timeout", str(TIMEOUT_SECONDS)]
     argv += ["--ghost-limit", str(options.ghost_limit_bytes), "--network-lock", options.network_lock]
     argv += ["--leave-running"] if leave_running else []
+    argv += ["--stream"] if stream else []
     for external in options.external:
         argv += ["--external", external]
     return argv

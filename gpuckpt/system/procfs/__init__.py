@@ -30,6 +30,7 @@ from gpuckpt.system.procfs.looking import (
     ports_in_use,
     special_mappings,
 )
+from gpuckpt.system.procfs.pages import PageLayout, page_layout
 from gpuckpt.system.procfs.reading import Mapping, comm_of, maps_of, words_for
 from gpuckpt.system.procfs.redaction import redact, redact_text
 from gpuckpt.system.procfs.signals import (
@@ -47,6 +48,7 @@ __all__ = [
     "HostPieces",
     "Mapping",
     "MemoryLimit",
+    "PageLayout",
     "PidKind",
     "ancestors",
     "build_id",
@@ -68,6 +70,7 @@ __all__ = [
     "memory_limits",
     "missing_addresses",
     "namespaces_of",
+    "page_layout",
     "pids_in_cgroup",
     "ports_in_use",
     "process_id",
