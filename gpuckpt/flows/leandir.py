@@ -55,8 +55,7 @@ class PackedMemory:
 
     def plan(self, criu: Path) -> MemoryPlan:
         """What could be injected of it. Raises ImageCorrupt."""
-        sizes = {name: frames[-1].offset + frames[-1].raw for name, frames in self.index.files.items() if frames}
-        return memory.plan(criu, sizes)
+        return memory.plan(criu, self.index.files, self.reader)
 
 
 def is_packed(image: Image) -> bool:

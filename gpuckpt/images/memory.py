@@ -3,7 +3,7 @@
 CRIU reads memory with one thread a process. So each large private mapping is taken out of CRIU's sight
 (its pages are not in the pagemap that CRIU reads) and written from many threads once the tree is there
 and held. What stays with CRIU: shared memory, files, read-only and special mappings, small ones, and
-what a process may share copy-on-write with its parent: written by us the pages would be two copies.
+what a process shares copy-on-write with its parent: written by us the pages would be two copies.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuckpt.images import criuformat, pagemaps, wire
+from gpuckpt.images.cowpages import Pages, seems_shared
 from gpuckpt.images.pagemaps import LAZY, PAGE, PRESENT, Mapping, Pagemap
 from gpuckpt.model.errors import ImageCorrupt
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpuckpt.images.criuformat import ImageProcess
+    from gpuckpt.images.packindex import Frame
+    from gpuckpt.images.packs import PackReader
 
 MIN_MAPPING_BYTES = 1 << 20
 """Smaller mappings hold next to nothing of a large process, and each costs an entry of the list."""
@@ -103,11 +106,10 @@ class MemoryPlan:
         return sum(one.split.injected.bytes for one in self.processes)
 
 
-def is_injectable(mapping: Mapping, minimum: int) -> bool:
-    """A private, writable, anonymous mapping of at least `minimum` bytes without anything special."""
+def is_injectable(mapping: Mapping) -> bool:
+    """A private, writable, anonymous mapping without anything special."""
     return (
-        mapping.size >= minimum
-        and mapping.prot & _READ_WRITE == _READ_WRITE
+        mapping.prot & _READ_WRITE == _READ_WRITE
         and mapping.flags & _PRIVATE != 0
         and mapping.flags & _ANONYMOUS != 0
         and not mapping.flags & _UNFIT_FLAGS
@@ -195,48 +197,101 @@ def _extend(kept: list[Range], offset: int, length: int) -> None:
         kept.append((offset, length))
 
 
-def plan(directory: Path, sizes: Dict[str, int], minimum: int = MIN_MAPPING_BYTES) -> MemoryPlan:
+def plan(
+    directory: Path,
+    frames: Dict[str, tuple[Frame, ...]],
+    reader: PackReader,
+    minimum: int = MIN_MAPPING_BYTES,
+) -> MemoryPlan:
     """What to inject of the image whose small CRIU files lie in `directory`.
 
-    `sizes` says how many bytes each pages file has. Raises ImageCorrupt, also where they do not fit the pagemaps.
+    Raises ImageCorrupt, also where the pages files do not fit the pagemaps.
     """
-    processes = criuformat.read_process_list(directory / criuformat.PSTREE)
-    large = {one.pid: _anonymous(directory, one.pid, minimum) for one in processes}
-    planned = []
-    for one in processes:
-        relatives = [other.pid for other in processes if other.ppid == one.pid] + [one.ppid]
-        shared = {(near.start, near.end) for pid in relatives for near in large.get(pid, ())}
-        fit = [mapping for mapping in large[one.pid] if is_injectable(mapping, minimum)]
-        candidates = [(mapping.start, mapping.end) for mapping in fit if (mapping.start, mapping.end) not in shared]
-        planned.append(_plan_process(directory, one, candidates, sizes) if candidates else None)
-    return MemoryPlan(tuple(one for one in planned if one is not None))
+    return _Planner(directory, frames, reader, minimum).plan()
 
 
-def _anonymous(directory: Path, pid: int, minimum: int) -> tuple[Mapping, ...]:
-    """A process's large anonymous mappings; none for one that had ended (a zombie has no memory)."""
-    path = directory / f"mm-{pid}.img"
-    found = pagemaps.decode_mappings(wire.read_image(path), str(path)) if path.exists() else ()
-    return tuple(one for one in found if one.size >= minimum and one.flags & _ANONYMOUS)
+class _Planner:
+    """One plan under work; remembers what it has read."""
+
+    def __init__(self, directory: Path, frames: Dict[str, tuple[Frame, ...]], reader: PackReader, minimum: int) -> None:
+        self._directory = directory
+        self._frames = frames
+        self._reader = reader
+        self._processes = criuformat.read_process_list(directory / criuformat.PSTREE)
+        self._large = {one.pid: self._anonymous(one.pid, minimum) for one in self._processes}
+        self._pagemaps: dict[int, Pagemap] = {}
+        self._pages: dict[int, Pages] = {}
+        self._judged: dict[tuple[int, int, Range], bool] = {}
+
+    def plan(self) -> MemoryPlan:
+        planned = (self._process(one) for one in self._processes)
+        return MemoryPlan(tuple(one for one in planned if one is not None))
+
+    def _process(self, process: ImageProcess) -> ProcessMemory | None:
+        """None where nothing is injected."""
+        candidates = self._candidates(process)
+        if not candidates:
+            return None
+        pagemap = self._pagemap(process.pid)
+        if not _is_plain(pagemap):
+            return None  # a parent image, or a form of a later CRIU: CRIU knows what to do with it
+        divided = split(pagemap, subtract(candidates, self._untouchable(process)))
+        if not len(divided.injected):
+            return None
+        return ProcessMemory(process.pid, pagemaps.pages_file(pagemap.pages_id), divided)
+
+    def _candidates(self, process: ImageProcess) -> list[Range]:
+        """The mappings that are fit for it and not shared with the parent or a child."""
+        relatives = [one.pid for one in self._processes if one.ppid == process.pid] + [process.ppid]
+        theirs = {(near.start, near.end, pid) for pid in relatives for near in self._large.get(pid, ())}
+        return [
+            (one.start, one.end)
+            for one in self._large[process.pid]
+            if is_injectable(one)
+            and not any(
+                (one.start, one.end, pid) in theirs and self._is_shared(process.pid, pid, (one.start, one.end))
+                for pid in relatives
+            )
+        ]
+
+    def _is_shared(self, pid: int, other: int, where: Range) -> bool:
+        key = (min(pid, other), max(pid, other), where)
+        if key not in self._judged:
+            plain = all(_is_plain(self._pagemap(one)) for one in (pid, other))
+            self._judged[key] = not plain or seems_shared(self._pages_of(pid), self._pages_of(other), *where)
+        return self._judged[key]
+
+    def _pages_of(self, pid: int) -> Pages:
+        if pid not in self._pages:
+            pagemap = self._pagemap(pid)
+            frames = self._frames[pagemaps.pages_file(pagemap.pages_id)]
+            self._pages[pid] = Pages(pagemap, frames, self._reader)
+        return self._pages[pid]
+
+    def _anonymous(self, pid: int, minimum: int) -> tuple[Mapping, ...]:
+        """A process's large anonymous mappings; none for one that had ended (a zombie has no memory)."""
+        path = self._directory / f"mm-{pid}.img"
+        found = pagemaps.decode_mappings(wire.read_image(path), str(path)) if path.exists() else ()
+        return tuple(one for one in found if one.size >= minimum and one.flags & _ANONYMOUS)
+
+    def _pagemap(self, pid: int) -> Pagemap:
+        """A process's pagemap, which fits its pages file."""
+        if pid not in self._pagemaps:
+            path = self._directory / f"pagemap-{pid}.img"
+            pagemap = pagemaps.decode_pagemap(wire.read_image(path), str(path))
+            name = pagemaps.pages_file(pagemap.pages_id)
+            frames = self._frames.get(name, ())
+            size = frames[-1].offset + frames[-1].raw if frames else 0
+            if size != pagemap.file_bytes and _is_plain(pagemap):
+                raise ImageCorrupt(f"{path}: {name} has {size} bytes, it needs {pagemap.file_bytes}", _AGAIN)
+            self._pagemaps[pid] = pagemap
+        return self._pagemaps[pid]
+
+    def _untouchable(self, process: ImageProcess) -> Iterator[Range]:
+        for tid in {process.pid, *process.threads}:
+            path = self._directory / f"core-{tid}.img"
+            yield from pagemaps.decode_untouchable(wire.read_image(path), str(path))
 
 
-def _plan_process(
-    directory: Path, process: ImageProcess, candidates: Sequence[Range], sizes: Dict[str, int]
-) -> ProcessMemory | None:
-    """None where nothing is injected."""
-    path = directory / f"pagemap-{process.pid}.img"
-    pagemap = pagemaps.decode_pagemap(wire.read_image(path), str(path))
-    if any(flags & ~(LAZY | PRESENT) for flags in pagemap.flags):
-        return None  # a parent image, or a form of a later CRIU: CRIU knows what to do with it
-    name = pagemaps.pages_file(pagemap.pages_id)
-    if sizes.get(name) != pagemap.file_bytes:
-        raise ImageCorrupt(f"{path}: {name} has {sizes.get(name, 0)} bytes, it needs {pagemap.file_bytes}", _AGAIN)
-    divided = split(pagemap, subtract(candidates, _untouchable(directory, process)))
-    if not len(divided.injected):
-        return None
-    return ProcessMemory(process.pid, name, divided)
-
-
-def _untouchable(directory: Path, process: ImageProcess) -> Iterator[Range]:
-    for tid in {process.pid, *process.threads}:
-        path = directory / f"core-{tid}.img"
-        yield from pagemaps.decode_untouchable(wire.read_image(path), str(path))
+def _is_plain(pagemap: Pagemap) -> bool:
+    return not any(flags & ~(LAZY | PRESENT) for flags in pagemap.flags)

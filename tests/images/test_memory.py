@@ -154,19 +154,18 @@ ORDINARY = Mapping(0x10000000, 0x20000000, prot=3, flags=0x22, status=0x201)
         {"status": 0x8201},
         {"status": 0x10201},
         {"status": 1 << 31 | 0x201},
-        {"end": 0x10000000 + memory.MIN_MAPPING_BYTES - PAGE},
     ],
     ids=str,
 )
 def test_special_mappings_are_left_to_criu(change):
     values = {name: getattr(ORDINARY, name) for name in Mapping.__slots__} | change
-    assert not is_injectable(Mapping(**values), memory.MIN_MAPPING_BYTES)
+    assert not is_injectable(Mapping(**values))
 
 
 @pytest.mark.parametrize("change", [{}, {"status": 0x221}, {"flags": 0x4022}, {"prot": 7}], ids=str)
 def test_ordinary_mappings_are_injected(change):
     values = {name: getattr(ORDINARY, name) for name in Mapping.__slots__} | change
-    assert is_injectable(Mapping(**values), memory.MIN_MAPPING_BYTES)
+    assert is_injectable(Mapping(**values))
 
 
 def image(magic, *messages: bytes) -> bytes:
@@ -183,9 +182,10 @@ class Forge:
     def __init__(self, directory):
         self.directory = directory
         self.tree: list[bytes] = []
-        self.sizes: dict[str, int] = {}
+        self.frames: dict[str, tuple[Frame, ...]] = {}
+        self.content: dict[bytes, bytes] = {}
 
-    def process(self, pid, ppid, mappings, pages, *, core=b""):
+    def process(self, pid, ppid, mappings, pages, *, core=b"", salt=0):
         self.tree.append(entry((1, pid), (2, ppid), (3, pid), (4, pid), (5, pid)))
         vmas = [
             wire.chunk(
@@ -197,14 +197,26 @@ class Forge:
         self.write(f"mm-{pid}.img", image(pagemaps.MM_MAGIC, wire.encode(vmas)))
         self.write(f"pagemap-{pid}.img", image(pagemaps.PAGEMAP_MAGIC, entry((1, pid)), *entries))
         self.write(f"core-{pid}.img", image(pagemaps.CORE_MAGIC, core))
-        self.sizes[f"pages-{pid}.img"] = sum(count for _, count in pages) * PAGE
+        self.fill(pid, b"".join(filled(at + n * PAGE + salt) for at, count in pages for n in range(count)))
+
+    def fill(self, pid, content):
+        frames = []
+        for at in range(0, len(content), 1 << 20):
+            digest = str((pid, at)).encode()
+            self.content[digest] = content[at : at + (1 << 20)]
+            frames.append(Frame(at, len(self.content[digest]), 0, 0, 1, False, digest))
+        self.frames[f"pages-{pid}.img"] = tuple(frames)
+
+    def read(self, frame):
+        """As a PackReader does."""
+        return memoryview(self.content[frame.digest])
 
     def write(self, name, raw):
         (self.directory / name).write_bytes(raw)
 
     def plan(self) -> MemoryPlan:
         self.write("pstree.img", image((wire.COMMON_MAGIC, 0x50273030), *self.tree))
-        return memory.plan(self.directory, self.sizes)
+        return memory.plan(self.directory, self.frames, self)
 
 
 @pytest.fixture
@@ -239,6 +251,28 @@ def test_what_parent_and_child_may_share_goes_through_criu(forge):
     assert found == {5: 2 * PAGE, 7: 3 * PAGE}  # 7's parent lacks `other`: CRIU would not share it either
 
 
+def test_memory_at_the_same_place_that_is_not_shared_is_injected(forge):
+    """Forked processes allocate at the same addresses: the pages tell."""
+    pages = [(ORDINARY.start, 8192)]
+    forge.process(5, 0, [ORDINARY], pages)
+    forge.process(6, 5, [ORDINARY], pages, salt=1)
+    assert [one.split.injected.bytes for one in forge.plan().processes] == [8192 * PAGE] * 2
+    content = b"".join(forge.content[frame.digest] for frame in forge.frames["pages-5.img"])
+    for share in (0.1, 0.5, 0.95):
+        forge_some = int(share * 8192) * PAGE
+        forge.fill(6, bytes(8192 * PAGE - forge_some) + content[-forge_some:])
+        assert forge.plan().processes == ()
+    forge.fill(6, bytes(8192 * PAGE))
+    forge.fill(5, bytes(8192 * PAGE))
+    assert len(forge.plan().processes) == 2  # zero pages are no sign of sharing
+
+
+def test_small_mappings_are_left_to_criu(forge):
+    small = Mapping(0x10000000, 0x10000000 + memory.MIN_MAPPING_BYTES - PAGE, 3, 0x22, 0x201)
+    forge.process(5, 0, [small], [(small.start, 4)])
+    assert forge.plan().processes == ()
+
+
 def test_what_the_kernel_writes_first_goes_through_criu(forge):
     start = ORDINARY.start
     marks = core(stack=start + 0x500000, rseq=(start + 0x600020, 32), alternate=(start + 0x700000, 0x2000))
@@ -252,7 +286,7 @@ def test_what_the_kernel_writes_first_goes_through_criu(forge):
 
 def test_pages_files_that_do_not_fit_are_refused(forge):
     forge.process(5, 0, [ORDINARY], [(ORDINARY.start, 16)])
-    forge.sizes["pages-5.img"] += PAGE
+    forge.fill(5, bytes(17 * PAGE))
     with pytest.raises(ImageCorrupt, match=r"pages-5\.img"):
         forge.plan()
 
