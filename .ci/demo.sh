@@ -5,6 +5,13 @@
 set -euo pipefail
 cd "$(dirname -- "${BASH_SOURCE[0]}")/.."
 
+# Shells of some terminals and build tools leak descriptors; a pipe that leads out of the sample program would keep it
+# from being saved, as it should.
+for descriptor in /proc/self/fd/*; do
+    number=${descriptor##*/}
+    [ "$number" -le 2 ] || [ "$number" -eq 255 ] || eval "exec $number>&-"
+done
+
 PATH=$PWD/.venv/bin:$PATH
 work=$(mktemp -d)
 readonly work log=$work/log image=$work/image

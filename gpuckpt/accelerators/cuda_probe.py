@@ -7,17 +7,23 @@ blocked call cannot be taken back; so facts are asked for in a process that can 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import TYPE_CHECKING
 
+from gpuckpt.accelerators import asking
+from gpuckpt.accelerators.protocol import DriverError
 from gpuckpt.model.errors import MachineLacks
-from gpuckpt.model.facts import CudaProcess, CudaState, ProcessId
+from gpuckpt.model.facts import CudaProcess, ProcessId
 from gpuckpt.system import commands, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuckpt.accelerators.protocol import Suspender
+
 TIMEOUT_SECONDS = 60.0
+STATE_SECONDS = 10.0
 
 
 class ProbeFailed(Exception):
@@ -42,28 +48,38 @@ def cuda_processes(ids: Sequence[ProcessId], *, force_program: bool = False) -> 
 def main() -> None:
     """Print one JSON object: `found` with [pid, restore tid, state] of each CUDA process, or `problem`."""
     from gpuckpt.accelerators import ACCELERATORS  # noqa: PLC0415 - the list names modules that may load libraries
-    from gpuckpt.accelerators.protocol import DriverError  # noqa: PLC0415
-
-    def state_of(pid: int) -> CudaState:
-        # A stopped process does not answer, and the question would wait for ever (seen with driver 580).
-        return (
-            "unknown"
-            if (identity := procfs.process_id(pid)) and procfs.state(identity) in ("T", "t")
-            else suspender.state(pid)
-        )
 
     force_program = "--program" in sys.argv
     pids = [int(word) for word in sys.argv[1:] if word.isdigit()]
     try:
         suspender = ACCELERATORS[0].suspender(force_program=force_program)
-        found = [(pid, tid, state_of(pid)) for pid in pids if (tid := suspender.restore_tid(pid)) is not None]
+        tids = {pid: tid for pid in pids if (tid := _restore_tid(suspender, pid)) is not None}
+        states = asking.states_of(_answering(list(tids)), suspender, STATE_SECONDS)
     except MachineLacks as error:
         answer: dict[str, object] = {"problem": error.message}
     except DriverError as error:
         answer = {"problem": error.explain()}
     else:
-        answer = {"found": found}
+        answer = {"found": [(pid, tid, states.get(pid, "unknown")) for pid, tid in tids.items()]}
     sys.stdout.write(json.dumps(answer))
+    sys.stdout.flush()
+    os._exit(0)  # a question that is never answered must not keep us
+
+
+def _restore_tid(suspender: Suspender, pid: int) -> int | None:
+    """The restore thread; None also for a process that has ended since it was listed."""
+    try:
+        return suspender.restore_tid(pid)
+    except DriverError:
+        if procfs.process_id(pid) is None:
+            return None
+        raise
+
+
+def _answering(pids: list[int]) -> list[int]:
+    """Without the stopped ones: they do not answer (seen with driver 580)."""
+    found = ((pid, procfs.process_id(pid)) for pid in pids)
+    return [pid for pid, identity in found if identity and procfs.state(identity) not in ("T", "t")]
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from gpuckpt.checks import arrival, files, gpu, gpu_restore, image, machine, objects, processes
-from gpuckpt.checks.arrival import needs_terminal
 from gpuckpt.checks.check import Check, Judgement
 from gpuckpt.checks.facts import (
     DumpFacts,
+    HostFacts,
     MemoryLimit,
     RestoreFacts,
     needed_addresses,
@@ -22,14 +22,17 @@ from gpuckpt.checks.facts import (
     needed_ports,
 )
 from gpuckpt.checks.gpu_restore import resolve_map
+from gpuckpt.checks.objects import needs_terminal, restore_needs
 from gpuckpt.model.errors import Busy, GpuckptError, MachineLacks, NotFound, Refused, UsageError
 from gpuckpt.model.report import Finding
 
 __all__ = [
     "DUMP_CHECKS",
+    "HOST_CHECKS",
     "RESTORE_CHECKS",
     "Check",
     "DumpFacts",
+    "HostFacts",
     "Judgement",
     "MemoryLimit",
     "RestoreFacts",
@@ -43,11 +46,12 @@ __all__ = [
     "needs_terminal",
     "refusal",
     "resolve_map",
+    "restore_needs",
     "unknown_ids",
 ]
 
 DUMP_CHECKS: tuple[Check[DumpFacts], ...] = (
-    machine.PRIVILEGE,
+    machine.DUMP_PRIVILEGE,
     machine.CRIU_PRESENT,
     machine.CRIU_WORKS,
     machine.CRIU_KERNEL,
@@ -141,10 +145,20 @@ RESTORE_CHECKS: tuple[Check[RestoreFacts], ...] = (
     gpu_restore.GPU_BUS_IDS,
 )
 
+HOST_CHECKS: tuple[Check[HostFacts], ...] = (
+    machine.PRIVILEGE,
+    machine.CRIU_PRESENT,
+    machine.CRIU_WORKS,
+    machine.CRIU_KERNEL,
+    gpu.GPU_DRIVER,
+    gpu.GPU_BUGS,
+)
+"""What a host alone can be judged by; each of them stands in the other lists too."""
+
 PRECEDENCE: tuple[type[GpuckptError], ...] = (MachineLacks, NotFound, Busy, Refused)
 """Which failure gives the exit status when several checks block."""
 
-F = TypeVar("F", DumpFacts, RestoreFacts)
+F = TypeVar("F", DumpFacts, RestoreFacts, HostFacts)
 
 
 def judge(checks: Sequence[Check[F]], facts: F, allow: frozenset[str]) -> tuple[Finding, ...]:

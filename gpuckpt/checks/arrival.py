@@ -6,7 +6,7 @@ from gpuckpt.checks.check import Check, Judgement, failed, listing, none_of, pas
 from gpuckpt.checks.facts import RestoreFacts, needed_sockets, outside_connections
 from gpuckpt.checks.gpu_restore import memory_by_gpu
 from gpuckpt.checks.image import memory_bytes
-from gpuckpt.checks.objects import stdio_options
+from gpuckpt.checks.objects import needs_terminal, stdio_options
 from gpuckpt.model.facts import Stdio, Tree
 
 OPTION_OF_FD = {0: "--stdin", 1: "--stdout", 2: "--stderr"}
@@ -80,17 +80,6 @@ def _stdio_used(facts: RestoreFacts) -> Judgement | None:
     return none_of(idle, expected="only streams that led out of the tree are replaced", hint=hint, fine="so it is")
 
 
-def needs_terminal(tree: Tree) -> bool:
-    """The job has a terminal of others open: it cannot come back without one.
-
-    A job that merely belongs to a terminal's session (`nohup JOB </dev/null >LOG 2>&1 &`) can.
-    """
-    if any(entry.kind == "tty" for entry in tree.outside_stdio):
-        return True
-    opened = (descriptor.target for process in tree.processes for descriptor in process.descriptors)
-    return tree.surroundings.has_terminal and "/dev/tty" in opened
-
-
 def _replaceable(tree: Tree) -> tuple[Stdio, ...]:
     return tuple(entry for entry in tree.outside_stdio if entry.kind != "tty")
 
@@ -127,16 +116,22 @@ def _locks(facts: RestoreFacts) -> Judgement | None:
     return unknown("the file locks of the tree are free", "not looked at", hint)
 
 
-PIDS_FREE: Check[RestoreFacts] = Check("pids-free", "block", "the tree's pids, threads and sessions are free", _pids)
-PORTS_FREE: Check[RestoreFacts] = Check("ports-free", "block", "the tree's ports are free", _ports)
-ADDRESSES: Check[RestoreFacts] = Check("addresses", "block", "the tree's addresses are on this host", _addresses)
+PIDS_FREE: Check[RestoreFacts] = Check(
+    "pids-free", "block", "the tree's pids, threads and sessions are free", _pids, allowable=False
+)
+PORTS_FREE: Check[RestoreFacts] = Check("ports-free", "block", "the tree's ports are free", _ports, allowable=False)
+ADDRESSES: Check[RestoreFacts] = Check(
+    "addresses", "block", "the tree's addresses are on this host", _addresses, allowable=False
+)
 TCP_DECIDED: Check[RestoreFacts] = Check(
     "tcp-outside", "block", "it is decided what becomes of connections that leave the tree", _tcp
 )
-STDIO_GIVEN: Check[RestoreFacts] = Check("stdio", "block", "every standard stream that led outside has a place", _stdio)
+STDIO_GIVEN: Check[RestoreFacts] = Check(
+    "stdio", "block", "every standard stream that led outside has a place", _stdio, allowable=False
+)
 STDIO_USED: Check[RestoreFacts] = Check(
     "stdio-used", "warn", "--stdin, --stdout and --stderr replace something", _stdio_used
 )
-TERMINAL: Check[RestoreFacts] = Check("terminal", "block", "a job of a terminal gets one", _terminal)
+TERMINAL: Check[RestoreFacts] = Check("terminal", "block", "a job of a terminal gets one", _terminal, allowable=False)
 HOST_MEMORY: Check[RestoreFacts] = Check("host-memory", "block", "there is memory for the tree", _memory)
 LOCKS_FREE: Check[RestoreFacts] = Check("file-locks", "note", "file locks can be taken again", _locks)

@@ -23,13 +23,17 @@ class HasHost(Protocol):
         ...
 
 
-class HasGpuJob(HasHost, Protocol):
-    """Facts about a host and a job that may use GPUs."""
+class UsesGpu(HasHost, Protocol):
+    """Facts about a host whose GPUs matter, or not."""
 
     @property
     def uses_cuda(self) -> bool:
-        """The job has processes that must be suspended or resumed on a GPU."""
+        """There are processes that must be suspended or resumed on a GPU (or may be, on a host with one)."""
         ...
+
+
+class HasGpuJob(UsesGpu, Protocol):
+    """Facts about a host and a job that may use GPUs."""
 
     @property
     def tree(self) -> Tree:
@@ -50,6 +54,18 @@ class MemoryLimit:
     free_bytes: int
     pid: int | None = None
     """The only process it binds; None: it binds the whole tree."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFacts:
+    """A host alone: what it can be judged by without a job."""
+
+    host: Host
+
+    @property
+    def uses_cuda(self) -> bool:
+        """A host with an NVIDIA driver is meant for GPU jobs."""
+        return bool(self.host.gpu.version or self.host.gpu.gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,10 @@ class DumpFacts:
     """Its uid."""
     image_space_bytes: int | None
     """Free bytes where the image will lie, quota included."""
+    unsafe_ancestors: tuple[str, ...] = ()
+    """Who else could exchange a directory or link on the way to the image: '/srv/x belongs to user 1000'."""
+    lacks_resource_capability: bool = False
+    """gpuckpt has no CAP_SYS_RESOURCE."""
     tracers: Mapping[int, str] = field(default_factory=dict)
     """Tracer's pid -> '1234 gdb'."""
     memory_limits: tuple[MemoryLimit, ...] = ()
@@ -113,6 +133,8 @@ class RestoreFacts:
     image_mode: int | None = None
     """st_mode of the image directory; None when it is still on its way (migrate)."""
     image_owner: int | None = None
+    unsafe_ancestors: tuple[str, ...] = ()
+    """As DumpFacts.unsafe_ancestors."""
     gpu_holders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """GPU UUID -> who has memory there: '812 python, 12.0 GiB'."""
     lsm: str | None = None

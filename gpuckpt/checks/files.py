@@ -6,6 +6,7 @@ compare times or contents (criu/files-reg.c, validate_file).
 
 from __future__ import annotations
 
+import shlex
 import stat
 from collections.abc import Iterator
 
@@ -60,16 +61,22 @@ def _directories(facts: RestoreFacts) -> Judgement:
 
 
 def _size(facts: RestoreFacts) -> Judgement:
-    wrong = [
-        f"{file.path} has {here.size} bytes, had {file.size}"
+    other = [
+        (file, here)
         for file, here in _pairs(facts)
         if stat.S_ISREG(file.mode) and here.size != file.size and not _is_program(file) and not appends_only(file)
     ]
-    hint = (
-        "put the files of the dump's time back; for one that only grew (a log): "
-        "`cp -a PATH PATH.later`, then `truncate -s OLD-SIZE PATH`"
-    )
+    wrong = [f"{file.path} has {here.size} bytes, had {file.size}" for file, here in other]
+    cuts = [_cut(file) for file, here in other if here.size > file.size]
+    hint = "put the files of the dump's time back"
+    hint += f"; what only grew (a log) is cut back by: {'; '.join(cuts)}" if cuts else ""
     return none_of(wrong, expected="files of the size they had at the dump", hint=hint, fine="the same")
+
+
+def _cut(file: OpenFile) -> str:
+    """The command that keeps what was written later and cuts a file to its size at the dump."""
+    path = shlex.quote(file.path)
+    return f"`cp -a {path} {shlex.quote(f'{file.path}.later')} && truncate -s {file.size} {path}`"
 
 
 def _build(facts: RestoreFacts) -> Judgement:
@@ -123,13 +130,17 @@ def _captured(facts: RestoreFacts) -> Judgement | None:
     return none_of(other, expected="free places for the files in the image", hint=hint, fine="free")
 
 
-FILES_MISSING: Check[RestoreFacts] = Check("files-missing", "block", "every file the tree had open is here", _missing)
-DIRECTORIES: Check[RestoreFacts] = Check(
-    "directories", "block", "working and root directories of the tree are here", _directories
+FILES_MISSING: Check[RestoreFacts] = Check(
+    "files-missing", "block", "every file the tree had open is here", _missing, allowable=False
 )
-FILES_SIZE: Check[RestoreFacts] = Check("files-size", "block", "files have the size they had", _size)
-FILES_BUILD: Check[RestoreFacts] = Check("files-build", "block", "programs and libraries are the same builds", _build)
-FILES_MODE: Check[RestoreFacts] = Check("files-mode", "block", "files have the mode they had", _mode)
+DIRECTORIES: Check[RestoreFacts] = Check(
+    "directories", "block", "working and root directories of the tree are here", _directories, allowable=False
+)
+FILES_SIZE: Check[RestoreFacts] = Check("files-size", "block", "files have the size they had", _size, allowable=False)
+FILES_BUILD: Check[RestoreFacts] = Check(
+    "files-build", "block", "programs and libraries are the same builds", _build, allowable=False
+)
+FILES_MODE: Check[RestoreFacts] = Check("files-mode", "block", "files have the mode they had", _mode, allowable=False)
 FILES_CONTENT: Check[RestoreFacts] = Check("files-content", "note", "files were not written since the dump", _content)
 FILES_CAPTURED: Check[RestoreFacts] = Check(
     "files-captured", "block", "nothing else stands where files of the image belong", _captured

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuckpt.checks.check import Check, Judgement, failed, listing, none_of, passed, size, unknown, version
-from gpuckpt.checks.facts import DumpFacts, HasGpuJob, MemoryLimit
+from gpuckpt.checks.facts import DumpFacts, HasGpuJob, MemoryLimit, UsesGpu
 from gpuckpt.checks.processes import named
 from gpuckpt.model.facts import Gpu, GpuDriver, Tree
 
@@ -51,7 +51,7 @@ def gpu_name(gpu: Gpu) -> str:
     return f"GPU {gpu.index} ({gpu.name or 'unknown model'}, {gpu.uuid})"
 
 
-def _driver(facts: HasGpuJob) -> Judgement | None:
+def _driver(facts: UsesGpu) -> Judgement | None:
     if not facts.uses_cuda:
         return None
     driver = facts.host.gpu
@@ -78,7 +78,7 @@ def _driver_features(facts: DumpFacts) -> Judgement | None:
     return passed(expected, f"driver {driver.version}")
 
 
-def _driver_bugs(facts: HasGpuJob) -> Judgement | None:
+def _driver_bugs(facts: UsesGpu) -> Judgement | None:
     running = facts.host.gpu.version or ""
     if not facts.uses_cuda or not running:
         return None
@@ -295,18 +295,16 @@ def _settings(environment: Mapping[str, str]) -> str:
     return " ".join(f"{name}={environment[name]}" for name in wanted if name in environment) or "NCCL's defaults"
 
 
-GPU_DRIVER: Check[HasGpuJob] = Check(
-    "gpu-driver", "block", "the NVIDIA driver can suspend processes", _driver, status=10
-)
+GPU_DRIVER: Check[UsesGpu] = Check("gpu-driver", "block", "the NVIDIA driver can suspend processes", _driver, status=10)
 GPU_FEATURES: Check[DumpFacts] = Check(
     "gpu-features", "warn", "the driver is new enough for what the job uses", _driver_features
 )
-GPU_BUGS: Check[HasGpuJob] = Check("gpu-bugs", "warn", "the driver has no known bug in checkpoints", _driver_bugs)
+GPU_BUGS: Check[UsesGpu] = Check("gpu-bugs", "warn", "the driver has no known bug in checkpoints", _driver_bugs)
 GPU_READABLE: Check[DumpFacts] = Check("gpu-readable", "block", "the job's GPUs answer", _readable)
 GPU_MIG: Check[DumpFacts] = Check("gpu-mig", "block", "the job's GPUs are not in MIG mode", _mig)
 GPU_MPS: Check[HasGpuJob] = Check("gpu-mps", "block", "MPS does not run", _mps)
 GPU_FILES: Check[DumpFacts] = Check(
-    "gpu-files", "block", "GPU files are open only in processes that can be suspended", _gpu_files
+    "gpu-files", "block", "GPU files are open only in processes that can be suspended", _gpu_files, allowable=False
 )
 GPU_STATE: Check[DumpFacts] = Check("gpu-state", "block", "no CUDA process is already suspended", _state)
 GPU_COPY_ROOM: Check[DumpFacts] = Check(

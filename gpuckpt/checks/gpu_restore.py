@@ -147,8 +147,10 @@ def _present(facts: RestoreFacts) -> Judgement | None:
 
 
 def _map_complete(facts: RestoreFacts) -> Judgement | None:
-    if not facts.uses_cuda or not facts.request.gpu_map:
+    if not facts.request.gpu_map:
         return None
+    if not facts.uses_cuda:
+        return failed("an image with GPU state, for --gpu", "it holds none", "leave --gpu out", "warn")
     mapping, wrong = _map(facts)
     driver, there = facts.host.gpu, _there(facts)
     expected = "a map of every GPU the job could see to one GPU here each"
@@ -246,7 +248,7 @@ SAME_DRIVER: Check[RestoreFacts] = Check(
     "gpu-same-driver", "block", "the driver has the version of the dump", _same_driver, irreversible=True
 )
 GPU_LIBRARIES: Check[RestoreFacts] = Check(
-    "gpu-libraries", "block", "the driver's libraries are the same files", _libraries
+    "gpu-libraries", "block", "the driver's libraries are the same files", _libraries, allowable=False
 )
 GPU_PRESENT: Check[RestoreFacts] = Check(
     "gpu-present", "block", "the GPUs of the dump are here, or others are named", _present

@@ -38,7 +38,9 @@ def _parent_safe(facts: DumpFacts) -> Judgement | None:
     if mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX:
         return failed(expected, f"{parent} has mode {stat.S_IMODE(mode):04o}", hint)
     if facts.image_parent_owner not in (0, facts.own_uid):
-        return failed(expected, f"{parent} belongs to uid {facts.image_parent_owner}", hint, "warn")
+        return failed(expected, f"{parent} belongs to uid {facts.image_parent_owner}", hint)
+    if facts.unsafe_ancestors:
+        return failed(expected, listing(facts.unsafe_ancestors), hint)
     return passed(expected, f"{parent} has mode {stat.S_IMODE(mode):04o}")
 
 
@@ -98,8 +100,11 @@ def _image_safe(facts: RestoreFacts) -> Judgement | None:
         found.append(f"{path} has mode {stat.S_IMODE(mode):04o}")
     if owner not in (None, 0, facts.own_uid):
         found.append(f"{path} belongs to uid {owner}")
-    hint = f"if you trust what is in it: chown -R 0:0 {path} and chmod -R go-w {path}; a restore runs it as root"
-    return none_of(found, expected=expected, hint=hint, fine=f"mode {stat.S_IMODE(mode):04o}")
+    if found:
+        hint = f"if you trust what is in it: chown -R 0:0 {path} and chmod -R go-w {path}; a restore runs it as root"
+        return failed(expected, listing(found), hint)
+    hint = f"whoever can exchange {path} decides what a restore runs as root: move it where only root can, as /var/lib"
+    return none_of(facts.unsafe_ancestors, expected=expected, hint=hint, fine=f"mode {stat.S_IMODE(mode):04o}")
 
 
 def _original_gone(facts: RestoreFacts) -> Judgement | None:
@@ -144,6 +149,8 @@ IMAGE_PARENT_SAFE: Check[DumpFacts] = Check(
 DISK_SPACE: Check[DumpFacts] = Check("disk-space", "block", "the image will fit on its file system", _space)
 LEFT_FILES: Check[DumpFacts] = Check("left-files", "note", "files that a job left running will change", _left_files)
 IMAGE_SAFE: Check[RestoreFacts] = Check("image-safe", "block", "nobody else can change the image", _image_safe)
+"""--allow opens only what is said about the way to the image: open_image never opens one that others can write."""
+
 ORIGINAL: Check[RestoreFacts] = Check(
     "original", "warn", "the original of an image of a running job has ended", _original_gone
 )

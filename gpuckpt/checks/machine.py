@@ -39,6 +39,16 @@ def _privilege(facts: HasHost) -> Judgement:
     return failed(expected, found, hint)
 
 
+def _dump_privilege(facts: DumpFacts) -> Judgement:
+    judgement = _privilege(facts)
+    others = sorted({process.uid for process in facts.tree.processes if process.uid != facts.own_uid})
+    if judgement.verdict != "pass" or not others or not facts.lacks_resource_capability:
+        return judgement
+    users = listing(str(uid) for uid in others)
+    hint = "run it on the host itself, or in a container with --cap-add SYS_RESOURCE"
+    return failed(judgement.expected, f"without CAP_SYS_RESOURCE, and the tree has processes of user {users}", hint)
+
+
 def _criu_present(facts: HasHost) -> Judgement:
     criu = facts.host.criu
     if criu.path is None:
@@ -187,6 +197,9 @@ def _lsm(facts: RestoreFacts) -> Judgement | None:
 
 PRIVILEGE: Check[HasHost] = Check(
     "privilege", "block", "gpuckpt is root and has the capabilities CRIU needs", _privilege, status=10, allowable=False
+)
+DUMP_PRIVILEGE: Check[DumpFacts] = Check(
+    PRIVILEGE.id, PRIVILEGE.severity, PRIVILEGE.summary, _dump_privilege, status=PRIVILEGE.status, allowable=False
 )
 CRIU_PRESENT: Check[HasHost] = Check(
     "criu-present", "block", "CRIU is on this host and starts", _criu_present, status=10, allowable=False

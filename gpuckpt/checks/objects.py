@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from gpuckpt.checks.check import Check, Judgement, failed, listing, none_of, passed, size, unknown
 from gpuckpt.checks.facts import DumpFacts, outside_connections
 from gpuckpt.checks.processes import named
-from gpuckpt.model.facts import Descriptor, Process, Stdio
+from gpuckpt.model.facts import Descriptor, Process, Stdio, Tree
 
 SAVED_DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "kmsg", "mem"))
 GPU_DEVICES = re.compile(r"/dev/(nvidia|gdrdrv)")
@@ -152,15 +152,49 @@ def stdio_options(entries: tuple[Stdio, ...]) -> str:
     return " ".join(f"{names[fd]} FILE" for fd in sorted({entry.fd for entry in entries}) if fd in names)
 
 
+def needs_terminal(tree: Tree) -> bool:
+    """The job has a terminal of others open: it cannot come back without one.
+
+    A job that merely belongs to a terminal's session (`nohup JOB </dev/null >LOG 2>&1 &`) can.
+    """
+    if any(entry.kind == "tty" for entry in tree.outside_stdio):
+        return True
+    opened = (descriptor.target for process in tree.processes for descriptor in process.descriptors)
+    return tree.surroundings.has_terminal and "/dev/tty" in opened
+
+
+def restore_needs(tree: Tree) -> str:
+    """'--stdout FILE, or --wait': what a restore must say about standard streams that lead out of the tree.
+
+    A terminal's place can only be taken by another one, which --wait makes.
+    """
+    return "--wait" if needs_terminal(tree) else f"{stdio_options(tree.outside_stdio)}, or --wait"
+
+
 def _stdio(facts: DumpFacts) -> Judgement | None:
     entries = facts.tree.outside_stdio
     if not entries:
         return None
-    found = [f"fd {e.fd} is a {e.kind} to {e.peer or 'a process outside'} ({', '.join(e.holders)})" for e in entries]
-    # A terminal's place can only be taken by another one, which --wait makes.
-    needed = "--wait" if any(e.kind == "tty" for e in entries) else f"{stdio_options(entries)}, or --wait"
-    hint = f"nothing now; the restore will need {needed}"
-    return failed("standard input and output that the image can hold", listing(found), hint)
+    expected = "standard input and output that the image can hold"
+    found = listing(
+        f"fd {e.fd} is a {e.kind} to {e.peer or 'a process outside'} ({', '.join(e.holders)})" for e in entries
+    )
+    needs = f"the restore will need {restore_needs(facts.tree)}"
+    if facts.request.leave_running:
+        return failed(expected, found, f"nothing now; {needs}", "note")
+    # Without a parent but init no tree has both ends.
+    parent = facts.tree.processes[0].ppid
+    bereft = tuple(dict.fromkeys(_bereft(entry) for entry in entries if entry.kind != "tty"))
+    if not bereft:
+        return failed(expected, found, f"the job leaves its terminal when it ends; {needs}")
+    together = f"; name the common parent with --tree to save both (the job's parent is {parent})" if parent > 1 else ""
+    return failed(expected, found, f"{', '.join(bereft)}{together}; else {needs}")
+
+
+def _bereft(entry: Stdio) -> str:
+    """'27863 bash stays behind and loses its reader'."""
+    lost = "other end" if entry.kind == "socket" else "writer" if entry.writable else "reader"
+    return f"{entry.peer or 'the process at the other end'} stays behind and loses its {lost}"
 
 
 def _watches(facts: DumpFacts) -> Judgement | None:
@@ -189,24 +223,29 @@ def _deleted(facts: DumpFacts) -> Judgement | None:
     return failed("no deleted files in use", found, hint)
 
 
-IO_URING: Check[DumpFacts] = Check("io-uring", "block", "no process uses io_uring", _io_uring)
+IO_URING: Check[DumpFacts] = Check("io-uring", "block", "no process uses io_uring", _io_uring, allowable=False)
 DEVICES: Check[DumpFacts] = Check("devices", "block", "no device is open that CRIU cannot save", _devices)
 KERNEL_OBJECTS: Check[DumpFacts] = Check(
     "kernel-objects",
     "block",
     "no perf, userfaultfd, landlock, secretmem, vsock or KVM object is in use",
     _kernel_objects,
+    allowable=False,
 )
 TCP_OUTSIDE: Check[DumpFacts] = Check(
     "tcp-outside", "block", "no TCP connection leaves the tree, or --tcp says what to do", _tcp_outside
 )
 UNIX_OUTSIDE: Check[DumpFacts] = Check(
-    "unix-outside", "block", "no unix stream connection leaves the tree", _unix_outside
+    "unix-outside", "block", "no unix stream connection leaves the tree", _unix_outside, allowable=False
 )
 PIPE_OUTSIDE: Check[DumpFacts] = Check(
     "pipe-outside", "block", "no pipe other than stdio leaves the tree", _pipe_outside
 )
-STDIO: Check[DumpFacts] = Check("stdio", "note", "what the restore will need for standard input and output", _stdio)
-WATCHES: Check[DumpFacts] = Check("inotify", "block", "no inotify watch lies on /proc or /sys", _watches)
+STDIO: Check[DumpFacts] = Check(
+    "stdio", "warn", "no standard stream leads to a process or terminal that stays behind", _stdio
+)
+WATCHES: Check[DumpFacts] = Check(
+    "inotify", "block", "no inotify watch lies on /proc or /sys", _watches, allowable=False
+)
 LOCKS: Check[DumpFacts] = Check("file-locks", "note", "file locks that the restore must take again", _locks)
 DELETED: Check[DumpFacts] = Check("deleted-files", "note", "deleted files that become part of the image", _deleted)

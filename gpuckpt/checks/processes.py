@@ -172,7 +172,7 @@ KERNEL_THREAD: Check[DumpFacts] = Check(
 OWN_ANCESTOR: Check[DumpFacts] = Check(
     "own-ancestor", "block", "gpuckpt does not run inside the tree it saves", _own_ancestor, allowable=False
 )
-TRACED: Check[DumpFacts] = Check("traced", "block", "no debugger or tracer holds a process", _traced)
+TRACED: Check[DumpFacts] = Check("traced", "block", "no debugger or tracer holds a process", _traced, allowable=False)
 FOREIGN: Check[DumpFacts] = Check(
     "foreign", "block", "without root, all processes are one's own", _foreign, status=10, allowable=False
 )

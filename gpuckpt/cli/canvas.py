@@ -10,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from gpuckpt.cli.manner import DEFAULT_COLUMNS, is_terminal, speaks_unicode
+from gpuckpt.model.errors import in_words
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -77,7 +78,7 @@ def write(stream: TextIO | None, text: str) -> None:
     except (OSError, ValueError) as error:
         _abandon(stream)
         if stream is not sys.stderr and getattr(error, "errno", None) != errno.EPIPE:
-            write(sys.stderr, f"gpuckpt: the result could not be written to stdout: {error}\n")
+            write(sys.stderr, f"gpuckpt: the result could not be written to stdout: {in_words(error)}\n")
 
 
 def _abandon(stream: TextIO) -> None:

@@ -16,6 +16,7 @@ from gpuckpt.model.errors import GpuckptError, Interrupted, UsageError
 from gpuckpt.model.report import Outcome, Report
 
 VERBS = ("dump", "inspect", "restore")
+OF_ALL_VERBS = ("--json", "--quiet", "-q", "--verbose", "-v")
 LOOK = "see what the process does with `gpuckpt inspect --tree PID`; then report the traceback"
 
 
@@ -65,6 +66,9 @@ def _wrong_usage() -> type[Exception]:
 def _usage(error: Any) -> UsageError:
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "gpuckpt"
+    option = getattr(error, "option_name", None)
+    if command == "gpuckpt" and option in OF_ALL_VERBS:
+        return UsageError(error.format_message(), f"put {option} after the command: gpuckpt COMMAND {option} ...")
     return UsageError(error.format_message(), f"{command} --help")
 
 

@@ -45,6 +45,14 @@ def seconds(text: str) -> float:
     return value
 
 
+def limit(text: str) -> float:
+    """A number of seconds in which something can be done."""
+    value = seconds(text)
+    if value == 0:
+        raise typer.BadParameter("0 seconds are too short for anything; leave it out for no limit.")
+    return value
+
+
 def pid(text: str) -> int:
     """A process id."""
     if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 31):
@@ -75,7 +83,7 @@ Timeout = Annotated[
     typer.Option(
         "--timeout",
         metavar="SECONDS",
-        parser=seconds,
+        parser=limit,
         help="One limit for the whole operation; when it is over, all is undone.",
     ),
 ]
@@ -130,6 +138,9 @@ def stream_file(text: str) -> Path:
 
 def check_ids(values: list[str] | None) -> frozenset[str]:
     """The ids of --allow. A name that is no check's, or of a check that nothing can open, is refused."""
+    for value in values or ():
+        if not value.strip(" ,"):
+            raise UsageError(f"--allow {value!r}: no check is named", "name one, as --dry-run shows them")
     ids = frozenset(item.strip() for value in values or () for item in value.split(",") if item.strip())
     if ids:
         from gpuckpt.checks import allow_error  # noqa: PLC0415  only --allow needs the lists

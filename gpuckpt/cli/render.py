@@ -48,9 +48,10 @@ def _show(report: Report, manner: Manner) -> None:
         _draw_plan(report)
     if report.error is not None:
         write(sys.stderr, "".join(f"{line}\n" for line in failure_lines(report, report.error, manner)))
-    elif not manner.silent:
+    else:
         write(sys.stderr, "".join(f"{line}\n" for line in warning_lines(report, manner)))
-        write(sys.stdout, "".join(f"{line}\n" for line in result_lines(report)))
+        if not manner.silent:
+            write(sys.stdout, "".join(f"{line}\n" for line in result_lines(report)))
 
 
 def _is_plan(report: Report, manner: Manner) -> bool:
@@ -89,8 +90,10 @@ def _headline(report: Report, error: GpuckptError) -> str:
     what = error.meaning.split(":")[0]
     if error.status == 20:
         what = f"{report.command} refused; nothing was touched"
-    usual = type(error).process
-    return what if error.process == usual else f"{what}; {STATES[error.process]}"
+    if error.process == type(error).process:
+        return what
+    # What is usually left ("nothing is left behind") is not what was left this time.
+    return f"{what.split(';')[0]}; {STATES[error.process]}"
 
 
 def _finding_lines(finding: Finding) -> list[str]:
@@ -99,9 +102,14 @@ def _finding_lines(finding: Finding) -> list[str]:
 
 
 def warning_lines(report: Report, manner: Manner) -> list[str]:
-    """One line for each check that did not pass and does not block, and for each note of the run."""
+    """One line for each check that did not pass and does not block, and for each note of the run.
+
+    A failed warning is said without a terminal too: cron sends it, whoever reads it must act. The rest repeats itself.
+    """
     if manner.quiet or report.outcome == "planned" or report.command == "inspect":
         return []
+    if manner.silent:
+        return [_warning(finding) for finding in report.findings if warns(finding) and finding.severity == "warn"]
     notes = [f"gpuckpt: note: {words.safe(note)}" for note in report.data.get("notes") or ()]
     return [_warning(finding) for finding in report.findings if warns(finding)] + notes
 
@@ -141,6 +149,8 @@ def _dumped(report: Report) -> str:
 
 def _restored(report: Report) -> str:
     data = report.data
+    if data.get("duty") == "nothing" and report.process == "running":
+        return f"nothing to repair: {_tree(data)} runs"
     if not data.get("image"):
         return f"repaired {_tree(data)}; {STATES[report.process]}"
     seconds = {phase: took for phase, took in (data.get("seconds") or {}).items() if phase != "ready"}

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
+from gpuckpt.checks.objects import restore_needs
 from gpuckpt.cli import words
 from gpuckpt.cli.sheet import BAD, FAINT, UNSURE, Cell, Sheet
 from gpuckpt.model.facts import Engine, Host, OpenFile, Process, Socket, Surroundings, Tree
@@ -199,8 +200,7 @@ def _add_pipes(sheet: Sheet, tree: Tree) -> None:
 def _add_stdio(sheet: Sheet, tree: Tree) -> None:
     if not tree.outside_stdio:
         return
-    options = " ".join(sorted({f"--{STDIO_NAMES[end.fd]} FILE" for end in tree.outside_stdio if end.fd < 3}))
-    sheet.heading("Stdio", f"leaves the tree: restore needs {options}")
+    sheet.heading("Stdio", f"leaves the tree: restore needs {restore_needs(tree)}")
     rows = []
     for end in tree.outside_stdio:
         name = STDIO_NAMES[end.fd] if end.fd < 3 else str(end.fd)

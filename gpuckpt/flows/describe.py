@@ -109,9 +109,10 @@ def estimate_bytes(tree: Tree) -> int:
 
 
 def _inspect_host(machine: Machine) -> Report:
-    here = gather.host(machine)
+    here = gather.host(machine, SOMEWHERE)
+    findings = checks.judge(checks.HOST_CHECKS, checks.HostFacts(here), frozenset())
     data = {"kind": "host", "host": to_json(here), "can": _abilities(here)}
-    return Report("inspect", "ok", "untouched", data, ())
+    return Report("inspect", "ok", "untouched", data, findings)
 
 
 def _abilities(here: Host) -> dict[str, bool]:

@@ -16,7 +16,7 @@ import contextlib
 import shutil
 import time
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,9 +49,10 @@ from gpuckpt.model.errors import (
 from gpuckpt.model.manifest import CudaSuspension, Manifest
 from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.owner import journal, runs
-from gpuckpt.owner.handle import OwnerHandle
+from gpuckpt.owner.handle import OWNER_LOG, OwnerHandle
 from gpuckpt.owner.messages import DumpOrder, PeerGone, TreeOrder
 from gpuckpt.stores import directory
+from gpuckpt.system import procfs
 
 if TYPE_CHECKING:
     from gpuckpt.checks.facts import DumpFacts
@@ -62,10 +63,15 @@ if TYPE_CHECKING:
     from gpuckpt.model.requests import DumpRequest
     from gpuckpt.owner.runs import Run
     from gpuckpt.stores.directory import Image, PartialImage
+    from gpuckpt.system.files import Placed
+
+
+OWNER_KILLED = "the process that held the tree (the owner) was killed"
 
 
 def dump(request: DumpRequest, machine: Machine, interruption: Interruption) -> Report:
     """Save the tree as an image. Raises GpuckptError with what became of the tree."""
+    runs.refuse_busy(procfs.tree_ids(gather.identify(request.pid)))
     facts = gather.dump_facts(request, machine)
     findings = checks.judge(checks.DUMP_CHECKS, facts, request.allow)
     refusal = checks.refusal(findings)
@@ -128,6 +134,8 @@ class DumpWork:
     manifest: Manifest | None = None
     way: Capturing = field(init=False)
     """How the images reach the disk."""
+    litter: tuple[Placed, ...] = ()
+    """What CRIU leaves beside the tree's files when it ends the tree; the owner removes it, or we do."""
 
     def perform(self) -> Report:
         """Suspend, capture, publish, commit; any failure ends in the unwind and says what was seen."""
@@ -179,7 +187,8 @@ class DumpWork:
                     self._publish(capture, None)
             except (OSError, BrokenOff, GpuckptError) as trouble:
                 return self._abort(owner, trouble)
-            tell(owner, "commit")
+            self.litter = () if self.request.leave_running else captured_files.litter(capture.saved)
+            tell(owner, "commit", litter=[one.to_json() for one in self.litter])
             return self._after_resume(owner, capture) if self.request.leave_running else self._after_end(owner)
         except OwnerSays as last:
             return self._bad_end(last.message, self.way.trouble())
@@ -200,10 +209,18 @@ class DumpWork:
 
         said = hear(owner, ("captured",), self.machine, self.interruption, meanwhile=report_progress)
         self.way.complete(self.interruption.check)
-        saved = captured_files.save_link_remaps(partial.criu, partial.files)
-        self.interruption.check()
         tree = gather.tree_at_rest(self.facts.tree, keep_argv=self.request.keep_argv)
+        self.interruption.check()
+        saved = captured_files.save_link_remaps(partial.criu, partial.files, captured_files.deleted_files(tree))
+        self._judge_again(tree)
         return Capture(partial, said, saved, tree)
+
+    def _judge_again(self, tree: Tree) -> None:
+        """Between the first look and the freeze the tree ran on: what it became must pass the checks as well."""
+        findings = checks.judge(checks.DUMP_CHECKS, replace(self.facts, tree=tree), self.request.allow)
+        refusal = checks.refusal(findings)
+        if refusal is not None:
+            raise refusal
 
     def _after_end(self, owner: OwnerHandle) -> Report:
         done = hear(owner, ("ended",), self.machine)
@@ -229,7 +246,7 @@ class DumpWork:
         self.machine.listener(Event("publish", "begin"))
         check = self.interruption.check if done is None else lambda: None
         partial = capture.partial
-        _refuse_other_processes(partial.criu, self.facts.tree)
+        _refuse_other_processes(partial.criu, capture.tree)
         content = self.way.content(partial, check)
         _copy_log(Path(capture.said["log"]), partial.path / "criu-dump.log")
         partial.sync_parts()
@@ -281,12 +298,12 @@ class DumpWork:
     def _report(self, done: dict[str, Any], process: ProcessState) -> Report:
         assert self.manifest is not None  # noqa: S101 - published
         if process == "ended":
-            captured_files.remove_litter(self.manifest.captured)
+            captured_files.remove(self.litter)
         data = {
             "image": str(self.request.image),
             "image_id": self.manifest.image_id,
             "root_pid": self.facts.tree.root.pid,
-            "pids": list(self.facts.tree.pids),
+            "pids": list(self.manifest.tree.pids),
             "bytes_raw": self.manifest.bytes_raw,
             "bytes_stored": self.manifest.bytes_stored,
             "bytes_shared": self.manifest.bytes_shared,
@@ -313,7 +330,10 @@ class DumpWork:
     def _bad_end(self, message: dict[str, Any], trouble: Exception | None = None) -> Report:
         """The owner's bad last word; when it crashed a second one looks, and may yet find all well."""
         if message["say"] == "crashed":
-            return self._repair(trouble)
+            kept = self.run.keep_log(self.run.directory / OWNER_LOG)
+            last_line = message["traceback"].strip().rpartition("\n")[2]
+            why = f"a bug in gpuckpt: the process that held the tree (the owner) failed, {last_line}"
+            return self._repair(trouble, why, f"report it with {kept}")
         raise self._error_from(message, trouble) from None
 
     def _error_from(self, message: dict[str, Any], trouble: Exception | None = None) -> GpuckptError:
@@ -326,6 +346,13 @@ class DumpWork:
         if message["state"] == "running":
             return self._runs_on(why, hint, trouble)
         return self._held(why, message)
+
+    def _broken_off(self) -> BrokenOff | None:
+        try:
+            self.interruption.check()
+        except BrokenOff as trouble:
+            return trouble
+        return None
 
     def _runs_on(self, why: str, hint: str, trouble: Exception | None) -> GpuckptError:
         """The tree was seen running; where that came after the publishing, it has run on past its image."""
@@ -344,7 +371,7 @@ class DumpWork:
         root = self.facts.tree.root.pid
         return TreeHeld(f"{why}; the tree does not run{problem} ({seen})", f"run `gpuckpt restore --tree {root}`")
 
-    def _repair(self, trouble: Exception | None = None) -> Report:
+    def _repair(self, trouble: Exception | None = None, why: str = OWNER_KILLED, hint: str = "dump again") -> Report:
         """The owner is gone: a second one looks at the tree. Raises what it saw, unless all ended as it should."""
         tree = self.facts.tree
         order = TreeOrder(tree.root, tree.ids, tree.stopped, dumporder.members(tree))
@@ -355,9 +382,9 @@ class DumpWork:
             left_behind=str(self.run.directory),
             force_program=self.request.force_program,
         )
-        why = "the process that held the tree (the owner) was killed"
+        trouble = trouble or self._broken_off()  # what killed the owner may have been meant for all of us
         if message is None and not journal.read(self.run.directory).has("order"):
-            raise DumpFailed(f"{why} before it touched the tree", "dump again")
+            raise dumporder.as_interrupted(trouble) or DumpFailed(f"{why} before it touched the tree", hint)
         if message is None:
             self.tree_is_held = True
             raise TreeHeld(
@@ -368,7 +395,7 @@ class DumpWork:
             self.notes.append(f"{why} after the image was complete")
             return self._report({"seconds": {}}, process="ended")
         if message["state"] == "running":
-            raise self._runs_on(why, "dump again", trouble)
+            raise self._runs_on(why, hint, trouble)
         raise self._held(why, message)
 
 
@@ -380,7 +407,7 @@ def _copy_log(log: Path, target: Path) -> None:
 
 
 def _refuse_other_processes(criu_directory: Path, tree: Tree) -> None:
-    """The image must hold exactly the processes of the manifest: one that was born late would be lost."""
+    """The image must hold exactly the processes of the manifest, which were read while all stood still."""
     in_image = {process.pid for process in criuformat.read_process_list(criu_directory / "pstree.img")}
     if in_image != set(tree.pids):
         fresh = ", ".join(str(pid) for pid in sorted(in_image ^ set(tree.pids)))

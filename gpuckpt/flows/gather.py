@@ -20,10 +20,11 @@ from gpuckpt.checks import (
     needed_ports,
 )
 from gpuckpt.model.errors import MachineLacks, NotFound, Refused
-from gpuckpt.model.facts import GpuUse, Host, ProcessId, Tree
+from gpuckpt.model.facts import GpuUse, Host, Process, ProcessId, Tree
 from gpuckpt.model.manifest import Lineage
-from gpuckpt.owner.runs import RUNTIME
-from gpuckpt.system import procfs
+from gpuckpt.owner.runs import RUNTIME, make_runtime
+from gpuckpt.system import commands, procfs
+from gpuckpt.system.files import unsafe_places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from gpuckpt.model.requests import DumpRequest, RestoreRequest
 
 LINEAGE = RUNTIME / "lineage"
+SYSTEMCTL_SECONDS = 10.0
 
 
 def host(machine: Machine, image_place: Path | None = None) -> Host:
@@ -50,7 +52,7 @@ def host(machine: Machine, image_place: Path | None = None) -> Host:
 
 def free_bytes(place: Path) -> int | None:
     """Bytes that this user may still write below a directory, or below its nearest parent that exists."""
-    while not place.exists() and place != place.parent:
+    while not os.path.exists(place) and place != place.parent:  # noqa: PTH110 - may be unreadable to this user
         place = place.parent
     try:
         seen = os.statvfs(place)
@@ -67,6 +69,8 @@ def identify(pid: int) -> ProcessId:
         raise NotFound(f"there is no process {pid}", "name a running process (`ps -e` lists them)")
     if kind.kind == "thread":
         raise NotFound(f"{pid} is a thread of process {kind.tgid} ({kind.comm})", f"say --tree {kind.tgid}")
+    if pid == 1:
+        raise Refused(f"process 1 ({kind.comm}) is init", "name a process of your own")
     if kind.kind == "kernel":
         raise Refused(f"{pid} ({kind.comm}) is a kernel thread", "name a process of your own")
     if kind.kind == "zombie":
@@ -81,12 +85,23 @@ def tree(pid: int, machine: Machine, *, keep_argv: bool, force_program: bool = F
 
     Raises NotFound, Refused, or MachineLacks when the GPU driver does not answer about its processes.
     """
-    seen = procfs.read_tree(identify(pid), keep_argv=keep_argv)
+    seen = _with_supervisor(procfs.read_tree(identify(pid), keep_argv=keep_argv))
     accelerator = machine.accelerator()
     if accelerator is None:
         return seen
     cuda = cuda_of(seen.ids, force_program=force_program)
     return replace(seen, cuda=cuda, gpu_uses=accelerator.uses([one.id.pid for one in cuda]) if cuda else ())
+
+
+def _with_supervisor(seen: Tree) -> Tree:
+    """The tree with its unit's Restart= setting: a supervisor that restarts would start a second copy."""
+    unit = seen.surroundings.systemd_unit
+    program = commands.find_program("systemctl") if unit else None
+    if unit is None or program is None:
+        return seen
+    answer = commands.run([str(program), "show", "--property=Restart", "--value", unit], timeout=SYSTEMCTL_SECONDS)
+    restart = answer.stdout.strip() if answer.ok else ""
+    return replace(seen, surroundings=replace(seen.surroundings, systemd_restart=restart or None))
 
 
 def tree_at_rest(before: Tree, *, keep_argv: bool) -> Tree:
@@ -96,12 +111,30 @@ def tree_at_rest(before: Tree, *, keep_argv: bool) -> Tree:
     """
     now = procfs.read_tree(before.root, keep_argv=keep_argv)
     seen = {process.id: process for process in before.processes}
-    processes = tuple(
-        replace(one, state=seen[one.id].state, gpu_files=seen[one.id].gpu_files, foreground=seen[one.id].foreground)
-        for one in now.processes
-        if one.id in seen
+    processes = tuple(_as_before_the_stop(process, seen.get(process.id)) for process in now.processes)
+    around = replace(now.surroundings, systemd_restart=before.surroundings.systemd_restart)
+    return replace(
+        now,
+        surroundings=around,
+        processes=processes,
+        cuda=before.cuda,
+        gpu_uses=before.gpu_uses,
+        engines=before.engines,
     )
-    return replace(now, processes=processes, cuda=before.cuda, gpu_uses=before.gpu_uses, engines=before.engines)
+
+
+def _as_before_the_stop(process: Process, before: Process | None) -> Process:
+    """A process without the marks of the capture: CRIU traces it and it stands still; GPU files are let go."""
+    if before is None:  # born after the facts were gathered
+        state = "S" if process.state == "t" else process.state
+        return replace(process, state=state, tracer_pid=0)
+    return replace(
+        process,
+        state=before.state,
+        tracer_pid=before.tracer_pid,
+        gpu_files=before.gpu_files,
+        foreground=before.foreground,
+    )
 
 
 def cuda_of(ids: Sequence[ProcessId], *, force_program: bool) -> tuple[CudaProcess, ...]:
@@ -116,7 +149,7 @@ def dump_facts(request: DumpRequest, machine: Machine) -> DumpFacts:
     """All that a dump is judged by."""
     seen = tree(request.pid, machine, keep_argv=request.keep_argv, force_program=request.force_program)
     parent = request.image.parent
-    parent_seen = parent.stat() if parent.is_dir() else None
+    parent_seen = parent.stat() if os.path.isdir(parent) else None  # noqa: PTH112 - may be unreadable to this user
     return DumpFacts(
         request=request,
         tree=seen,
@@ -130,6 +163,8 @@ def dump_facts(request: DumpRequest, machine: Machine) -> DumpFacts:
         image_parent_mode=parent_seen.st_mode if parent_seen else 0,
         image_parent_owner=parent_seen.st_uid if parent_seen else 0,
         image_space_bytes=free_bytes(parent),
+        unsafe_ancestors=unsafe_places(parent, os.geteuid()),
+        lacks_resource_capability=procfs.lacks_resource_capability(),
         tracers={one.tracer_pid: _tracer(one.pid) for one in seen.processes if one.tracer_pid},
         memory_limits=_memory_limits(seen),
         proc_watches=procfs.kernel_watches(seen.pids),
@@ -143,12 +178,21 @@ def _tracer(pid: int) -> str:
 
 
 def _memory_limits(seen: Tree) -> tuple[MemoryLimit, ...]:
-    """The room in every ancestor cgroup of the CUDA processes: the GPU's copy is charged to them."""
-    found: dict[str, int] = {}
-    for one in seen.cuda:
-        for limit in procfs.memory_limits(one.id.pid):
-            found[limit.directory] = max(0, limit.limit_bytes - (limit.used_bytes or 0))
-    return tuple(MemoryLimit(f"cgroup {name}", free) for name, free in found.items())
+    """The room for the GPU's copy, which is charged to the process: every ancestor cgroup, and RLIMIT_AS."""
+    found = {limit.name: limit for one in seen.cuda for limit in _cgroup_rooms(one.id.pid)}
+    own = [
+        MemoryLimit(f"RLIMIT_AS of {procfs.words_for(one.id.pid)}", room, one.id.pid)
+        for one in seen.cuda
+        if (room := procfs.address_space_room(one.id.pid)) is not None
+    ]
+    return (*found.values(), *own)
+
+
+def _cgroup_rooms(pid: int) -> list[MemoryLimit]:
+    return [
+        MemoryLimit(f"cgroup {limit.directory}", max(0, limit.limit_bytes - (limit.used_bytes or 0)))
+        for limit in procfs.memory_limits(pid)
+    ]
 
 
 def restore_facts(request: RestoreRequest, manifest: Manifest, machine: Machine) -> RestoreFacts:
@@ -156,6 +200,8 @@ def restore_facts(request: RestoreRequest, manifest: Manifest, machine: Machine)
     here = host(machine)
     tcp = request.tcp or manifest.tcp
     image = request.image.stat()
+    # With --wait the tree stays in our cgroup; else it gets one of its own, without a limit.
+    rooms = [room.free_bytes for room in _cgroup_rooms(os.getpid())] if request.wait else []
     return RestoreFacts(
         request=request,
         manifest=manifest,
@@ -165,10 +211,12 @@ def restore_facts(request: RestoreRequest, manifest: Manifest, machine: Machine)
         ids_in_use=procfs.who_uses_ids(needed_ids(manifest)),
         ports_in_use=procfs.ports_in_use(needed_ports(manifest, tcp)),
         missing_addresses=procfs.missing_addresses(needed_addresses(manifest, tcp)),
-        free_memory_bytes=here.memory_available_bytes,
+        free_memory_bytes=min([here.memory_available_bytes, *rooms]),
         image_mode=image.st_mode,
         image_owner=image.st_uid,
+        unsafe_ancestors=unsafe_places(request.image, os.geteuid()),
         gpu_holders=_gpu_holders(here) if manifest.cuda else {},
+        lsm=procfs.security_modules(),
     )
 
 
@@ -192,7 +240,7 @@ def lineage_of(root: ProcessId) -> Lineage:
 
 def note_lineage(root: ProcessId, manifest: Manifest) -> None:
     """Note that this tree was restored from this image, and forget trees that have ended."""
-    LINEAGE.mkdir(mode=0o700, parents=True, exist_ok=True)
+    make_runtime(LINEAGE.name)
     for old in LINEAGE.iterdir():
         pid, _, ticks = old.name.partition("-")
         if not (pid.isdigit() and ticks.isdigit() and procfs.is_same(ProcessId(int(pid), int(ticks)))):

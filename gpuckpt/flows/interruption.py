@@ -52,6 +52,8 @@ def watching(timeout_seconds: float | None) -> Iterator[Interruption]:
     for number in WATCHED:
         if signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, interruption._note)  # noqa: SLF001 - its own handler
+    # Ctrl-Z would stop us while the job stands at the gate.
+    before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     try:
         yield interruption
     finally:

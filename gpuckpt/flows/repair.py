@@ -31,13 +31,14 @@ def repair(request: RepairRequest, machine: Machine) -> Report:
         data |= {"interrupted": leftover.operation, "since": leftover.since}
     if request.dry_run:
         return Report("restore", "planned", "untouched", data)
+    well = leftover is None and _is_well(tree, force_program=request.force_program)
     said = _carry_out(tree, leftover, machine, force_program=request.force_program)
     if said is None:
         raise TreeHeld("the repair was cut off: the process that did it was killed", "repeat the command")
     seen = seen_of(said)
     if said["state"] == "frozen":
         raise TreeHeld(f"the tree does not run: {said['problem'] or words_for_seen(seen)}", "repeat the command later")
-    data |= {"duty": said["duty"], "seen": to_json(seen)}
+    data |= {"duty": "nothing" if well else said["duty"], "seen": to_json(seen)}
     if said["state"] == "gone" and said["duty"] == "resume":
         raise NotFound(f"the tree of {tree.root.pid} has ended", "restore its newest image")
     return Report("restore", "ok", "running" if said["state"] == "running" else "ended", data)
@@ -60,6 +61,7 @@ def clear_before_dump(tree: Tree, machine: Machine, *, force_program: bool) -> l
 
 def clear_before_restore(ids: Sequence[ProcessId], machine: Machine, *, force_program: bool) -> list[str]:
     """End what an interrupted restore of these pids built by half: it never ran, and it holds them. Returns notes."""
+    runs.refuse_busy(ids)
     notes = []
     for leftover in runs.leftovers_of(ids):
         if leftover.operation == "restore":
@@ -93,6 +95,14 @@ def _carry_out(
     return said
 
 
+def _is_well(tree: TreeOrder, *, force_program: bool) -> bool:
+    """No process stands still that was not stopped before, and no CUDA is suspended."""
+    if any(procfs.state(one) in ("T", "t") and one not in tree.stopped for one in tree.ids):
+        return False
+    cuda = gather.cuda_of([one.id for one in tree.cuda], force_program=force_program) if tree.cuda else ()
+    return all(one.state == "running" for one in cuda)
+
+
 def _runs_as_before(tree: Tree, leftover: runs.Leftover) -> bool:
     """Every process runs (or was stopped before), no CUDA is suspended, and the old CRIU is gone."""
     order = _order_of(leftover)
@@ -115,4 +125,6 @@ def _tree_order(pid: int, leftover: runs.Leftover | None, machine: Machine, *, f
     root = gather.identify(pid)
     ids = tuple(procfs.tree_ids(root))
     cuda = gather.cuda_of(ids, force_program=force_program) if machine.accelerator() else ()
-    return TreeOrder(root, ids, (), tuple(CudaMember(one.id, one.restore_tid) for one in cuda))
+    # Without a journal nobody knows of a process that gpuckpt stopped: what is stopped, its user stopped.
+    stopped = tuple(one for one in ids if procfs.state(one) == "T")
+    return TreeOrder(root, ids, stopped, tuple(CudaMember(one.id, one.restore_tid) for one in cuda))

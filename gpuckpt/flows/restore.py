@@ -33,6 +33,7 @@ from gpuckpt.flows.conversation import (
 from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.flows.jobwait import JobWait
 from gpuckpt.flows.leandir import LeanDirectory, PackedMemory, Preparation, is_packed
+from gpuckpt.flows.places import require_places
 from gpuckpt.images import captured as captured_files
 from gpuckpt.images import criuformat, timers
 from gpuckpt.model.errors import (
@@ -62,10 +63,12 @@ if TYPE_CHECKING:
     from gpuckpt.model.requests import RestoreRequest
     from gpuckpt.owner.runs import Run
     from gpuckpt.stores.directory import Image
+    from gpuckpt.system.files import Placed
 
 
 def restore(request: RestoreRequest, machine: Machine, interruption: Interruption) -> Report:
     """Bring an image back. Raises GpuckptError with what became of it."""
+    require_places(request.stdio)
     image = directory.open_image(request.image)
     try:
         machine.listener(Event("verify", "begin"))
@@ -120,7 +123,8 @@ class RestoreWork:
     relay: PtyRelay | None = None
     streams: dict[int, int] = field(default_factory=dict)
     """With --wait: our own standard streams -> the descriptors under which the owner has them."""
-    put_back: list[Path] = field(default_factory=list)
+    put_back: list[Placed] = field(default_factory=list)
+    captured_lock: int | None = None
     notes: list[str] = field(default_factory=list)
     packed: PackedMemory | None = None
     lean: LeanDirectory | None = None
@@ -135,7 +139,7 @@ class RestoreWork:
         came_up = False
         try:
             self.packed = PackedMemory(self.image) if is_packed(self.image) else None
-            self.put_back = captured_files.put_back(self.image.path, self.manifest.captured)
+            self._put_files_back()
             if self.request.wait and checks.needs_terminal(self.manifest.tree):
                 self.relay = PtyRelay()
             if self.request.wait:
@@ -146,12 +150,16 @@ class RestoreWork:
                 try:
                     said = self._build(owner)
                     came_up = True
+                    self._end_of_captured_files()
                     return self._watch(owner, said)
                 finally:
                     owner.channel.close()
                     owner.reap(REAP_SECONDS)
         except OSError as error:
             raise RestoreFailed(f"the restore could not be prepared: {error.strerror} ({error.filename})") from None
+        except GpuckptError as error:
+            came_up = came_up or error.process == "restored"
+            raise
         finally:
             for copy in self.streams.values():
                 os.close(copy)
@@ -161,6 +169,22 @@ class RestoreWork:
                 self.packed.close()
             if not came_up:
                 captured_files.remove(self.put_back)
+            self._end_of_captured_files()
+
+    def _put_files_back(self) -> None:
+        """Put the captured files in place; another restore that needs the same names waits until CRIU has ended."""
+        if not self.manifest.captured:
+            return
+        try:
+            self.captured_lock = runs.alone_with_captured_files(self.interruption.check)
+        except BrokenOff as trouble:
+            raise _interrupted(trouble, "nothing was touched") from None
+        self.put_back = captured_files.put_back(self.image.root, self.manifest.captured)
+
+    def _end_of_captured_files(self) -> None:
+        if self.captured_lock is not None:
+            os.close(self.captured_lock)
+            self.captured_lock = None
 
     def _build(self, owner: OwnerHandle) -> dict[str, Any]:
         try:
@@ -170,7 +194,7 @@ class RestoreWork:
                 self._inject(owner, self.lean.plan)
             return hear(owner, ("restored",), self.machine, self.interruption)
         except BrokenOff as trouble:
-            raise self._abort(owner, trouble) from None
+            return self._abort(owner, trouble)
         except OwnerSays as last:
             raise self._error_from(last.message) from None
         except (OwnerGone, PeerGone):
@@ -197,19 +221,21 @@ class RestoreWork:
         error.message += "; nothing is left behind"
         return error
 
-    def _abort(self, owner: OwnerHandle, trouble: BrokenOff) -> GpuckptError:
+    def _abort(self, owner: OwnerHandle, trouble: BrokenOff) -> dict[str, Any]:
+        """Undo what can be undone. With --wait a signal that comes too late for that goes to the job."""
         try:
             tell(owner, "abort")
-            hear(owner, ("restored",), self.machine)
+            said = hear(owner, ("restored",), self.machine)
         except OwnerSays as last:
-            return (
-                _interrupted(trouble, "nothing is left behind")
-                if "left" in last.message
-                else self._error_from(last.message)
-            )
+            if "left" not in last.message:
+                raise self._error_from(last.message) from None
+            raise _interrupted(trouble, "nothing is left behind") from None
         except OwnerGone:
-            self._repair()
-        return _interrupted(trouble, "it came too late: the tree is restored and runs", restored=True)
+            said = self._repair()
+        if self.request.wait:
+            return said
+        root = self.manifest.tree.root.pid
+        raise _interrupted(trouble, f"it came too late: process {root} is restored and runs", restored=True) from None
 
     def _order(self, owner: OwnerHandle) -> RestoreOrder:
         manifest = self.manifest
@@ -314,14 +340,14 @@ class RestoreWork:
             return MachineLacks(message["message"], message["hint"])
         if message["say"] == "crashed":
             self._repair()
-            return RestoreFailed("the process that held the tree (the owner) failed; nothing is left behind")
+            return RestoreFailed("the process that held the tree (the owner) failed")
         log = self.run.keep_log(Path(message["log"])) if message.get("log") else None
         hint = "; ".join(part for part in (message["hint"], f"CRIU's log: {log}" if log else "") if part)
         if message["left"]:
             self.something_is_left = True
             left = ", ".join(str(pid) for pid in message["left"])
             return RestoreFailed(f"{message['message']}; processes {left} could not be ended", hint, process="frozen")
-        return RestoreFailed(f"{message['message']}; nothing is left behind, the image is intact", hint)
+        return RestoreFailed(message["message"], hint)
 
     def _repair(self) -> dict[str, Any]:
         """The owner is gone: a second one ends what was half built, or finds the tree whole."""
@@ -337,7 +363,11 @@ class RestoreWork:
                 process="frozen",
             )
         if said["state"] == "gone" or said["duty"] != "nothing":
-            raise RestoreFailed("the process that held the tree (the owner) was killed; nothing is left behind")
+            try:
+                self.interruption.check()  # what killed the owner may have been meant for all of us
+            except BrokenOff as trouble:
+                raise _interrupted(trouble, "nothing is left behind") from None
+            raise RestoreFailed("the process that held the tree (the owner) was killed")
         self.notes.append("the owner was killed after the tree came alive")
         ids = said["ids"]
         return {"tree": {"root": ids[0], "ids": ids, "stopped": [], "cuda": []}, "seconds": {}}
@@ -357,4 +387,5 @@ def _interrupted(trouble: BrokenOff, what: str, *, restored: bool = False) -> Gp
         return Interrupted(trouble.signal_number, f"broken off: {trouble.why}; {what}", process=process)
     if restored:
         return RestoredUnhealthy(f"broken off: {trouble.why}; {what}", "look at the job yourself", process=process)
-    return RestoreFailed(f"broken off: {trouble.why}; {what}", "give it more time")
+    # What a failed restore leaves is in the meaning of its status, which stands in front of this.
+    return RestoreFailed(f"broken off: {trouble.why}", "give it more time")

@@ -81,7 +81,7 @@ class TreeHeld(GpuckptError):
 
     code = "tree-held"
     status = 31
-    meaning = "dump failed and the tree, or part of it, does not run"
+    meaning = "the tree, or part of it, does not run"
     process: ProcessState = "frozen"
 
 
@@ -137,6 +137,13 @@ class Interrupted(GpuckptError):
     def __init__(self, signal_number: int, message: str, *, process: ProcessState) -> None:
         super().__init__(message, process=process)
         self.signal_number = signal_number
+
+
+def in_words(error: BaseException) -> str:
+    """What an exception says to a person: an OSError without its number, with its file in front."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
 
 
 def exit_status(error: GpuckptError) -> int:

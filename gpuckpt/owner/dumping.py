@@ -18,20 +18,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.jsonform import to_json
-from gpuckpt.owner.criurun import Aborted, CriuFailure, CriuRun, Expired
+from gpuckpt.owner.criurun import SILENCE_SECONDS, Aborted, CriuFailure, CriuRun, Expired
 from gpuckpt.owner.gate import Gate
 from gpuckpt.owner.messages import Channel, PeerGone
 from gpuckpt.owner.suspension import SuspendFailed, checkpoint_all, lock_all
-from gpuckpt.owner.unwind import Means, Unwound, end_all, has_gone_on, remove_network_lock, unwind
+from gpuckpt.owner.unwind import (
+    Means,
+    Unwound,
+    end_all,
+    has_gone_on,
+    remove_network_lock,
+    unwind,
+    with_newcomers,
+)
 from gpuckpt.system import criu, criu_log, procfs
+from gpuckpt.system.files import placed_from
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuckpt.model.facts import ProcessId
     from gpuckpt.owner.messages import DumpOrder
 
 END_SECONDS = 90.0
 """How long CRIU may take to let go of the tree, or to end it. Longer than its own limit for freezing it."""
 
 GONE_SECONDS = 10.0
+REAP_SECONDS = 3.0
+"""A slow init takes up to 2 s; a parent that has not reaped its child by then waits for something else."""
 STEP_SECONDS = 0.2
 
 
@@ -58,6 +72,8 @@ class DumpWork:
 
     def __init__(self, order: DumpOrder, main: Channel, means: Means) -> None:
         self._order = order
+        self._everyone = order.tree
+        """With processes that were born before the freeze."""
         self._main = main
         self._means = means
         self._clock = Clock()
@@ -67,6 +83,8 @@ class DumpWork:
         plugins.mkdir()
         self._paths = criu.WorkPaths(Path(order.images), directory, plugins, self._gate.script)
         self._run: CriuRun | None = None
+        self._litter: list[object] = []
+        """Files that CRIU leaves when it has ended the tree (system/files.py, Placed)."""
 
     def close(self) -> None:
         """Remove what lies outside the run directory."""
@@ -88,7 +106,10 @@ class DumpWork:
         except Expired:
             self._fail("the deadline (--timeout) passed", "give it more time")
         except (Aborted, PeerGone):
-            self._fail("the dump was broken off")
+            self._fail("the dump was broken off, or gpuckpt's main process stood still")
+        except OSError as error:
+            where = f" ({error.filename})" if error.filename else ""
+            self._fail(f"the dump could not be carried out: {error.strerror}{where}", "look at /run and at CRIU")
         else:
             self._commit()
 
@@ -103,7 +124,7 @@ class DumpWork:
         self._clock.begin()
         self._main.send("phase", phase="gpu_to_host")
         self._clock.stopped_since = time.monotonic()
-        checkpoint_all(self._order.tree, self._means.suspender, self._means.journal)
+        checkpoint_all(self._order.tree, self._means.suspender, self._means.journal, self._means.deadline)
         self._clock.end("gpu_to_host")
 
     def _capture(self) -> None:
@@ -124,6 +145,7 @@ class DumpWork:
         self._run = CriuRun(argv, self._paths, self._gate, self._means.journal, shielded=True)
         self._run.await_gate(self._main, self._means.deadline)
         self._clock.end("capture")
+        self._everyone = with_newcomers(self._order.tree)
         self._means.journal.write("at-gate")
         self._main.send(
             "captured",
@@ -136,9 +158,13 @@ class DumpWork:
     def _await_commit(self) -> None:
         """Main captures files and, where the tree shall end, publishes; then it says commit."""
         assert self._run is not None  # noqa: S101 - set by _capture
+        began = time.monotonic()
         while True:
             message = self._main.receive(STEP_SECONDS)
+            if self._main.silent_seconds(began) > SILENCE_SECONDS:
+                raise Aborted  # main stands still (stopped?): the job must not stand with it
             if message is not None and message["say"] == "commit":
+                self._litter = message.get("litter", [])
                 return
             if message is not None and message["say"] == "abort":
                 raise Aborted
@@ -148,7 +174,7 @@ class DumpWork:
                 raise Expired
 
     def _commit(self) -> None:
-        self._means.journal.write("committed", leave_running=self._order.leave_running)
+        self._means.journal.write("committed", leave_running=self._order.leave_running, litter=self._litter)
         assert self._run is not None  # noqa: S101 - set by _capture
         passed = self._gate.commit()
         status = self._run.await_end(END_SECONDS)
@@ -185,9 +211,11 @@ class DumpWork:
                 failure = self._failure()
                 self._fail(failure.cause, failure.remedy, failure.line)
                 return
-            end_all(self._order.tree)
+            end_all(self._everyone)
         now = time.monotonic()
-        left = procfs.wait_gone(self._order.tree.ids, GONE_SECONDS)
+        left = _await_gone(self._everyone.ids)
+        for one in placed_from(self._litter):
+            one.remove()
         if ok and not self._order.keep_network_lock:
             # CRIU leaves it for a restore here; behind it even the inner connections of that restore are dead.
             self._remove_network_lock()
@@ -247,6 +275,13 @@ class DumpWork:
             self._main.send(say, **content)
         except PeerGone:
             return
+
+
+def _await_gone(ids: Sequence[ProcessId]) -> list[tuple[ProcessId, str]]:
+    """Wait until the pids are free, as far as that is in sight; returns who is left and why."""
+    left = procfs.wait_gone(ids, REAP_SECONDS)
+    living = [identity for identity, why in left if not why.startswith("zombie")]
+    return left if not living else procfs.wait_gone([identity for identity, _ in left], GONE_SECONDS)
 
 
 def _outcome(unwound: Unwound) -> dict[str, object]:

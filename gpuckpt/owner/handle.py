@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import threading
 from typing import TYPE_CHECKING, Any
 
-from gpuckpt.owner.messages import Channel, Order, order_to_json
+from gpuckpt.owner.messages import Channel, Order, PeerGone, order_to_json
 from gpuckpt.system import commands
 
 if TYPE_CHECKING:
@@ -15,12 +17,19 @@ if TYPE_CHECKING:
     from gpuckpt.owner.runs import Run
 
 
+OWNER_LOG = "owner.log"
+"""What the owner prints (tracebacks), in the directory of its run."""
+
+
+BEAT_SECONDS = 2.0
+
+
 class OwnerHandle:
     """A started owner. Use as a context manager: leaving it closes our end, which tells the owner to unwind."""
 
     def __init__(self, run: Run, *, pass_fds: Sequence[int] = ()) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        log = os.open(run.directory / "owner.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = os.open(run.directory / OWNER_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._child = commands.start(
                 commands.python_module("gpuckpt.owner.process", str(theirs.fileno())),
@@ -33,11 +42,20 @@ class OwnerHandle:
             theirs.close()
             os.close(log)
         self.channel = Channel(ours)
+        self._over = threading.Event()
+        threading.Thread(target=self._beat, daemon=True).start()
+
+    def _beat(self) -> None:
+        """Say that we live: an owner at CRIU's gate must not wait for a main that was stopped."""
+        with contextlib.suppress(PeerGone):
+            while not self._over.wait(BEAT_SECONDS):
+                self.channel.send("alive")
 
     def __enter__(self) -> OwnerHandle:  # noqa: PYI034 - typing.Self comes with 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._over.set()
         self.channel.close()
 
     @property

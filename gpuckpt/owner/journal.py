@@ -6,6 +6,7 @@ gone after a reboot, and so are the processes it speaks of.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -13,17 +14,27 @@ from pathlib import Path
 from typing import Any
 
 FILE_NAME = "journal"
+MAX_BYTES = 64 << 20
+
+
+RESERVED_BYTES = 64 << 10
+"""Taken at the start, so that a /run that fills up meanwhile cannot stop the journal, or the unwind that it serves."""
 
 
 class Journal:
-    """Append-only; every line is on its way to the kernel before the act it announces begins."""
+    """Every line is on its way to the kernel before the act it announces begins. Writing never raises."""
 
     def __init__(self, run_directory: Path) -> None:
-        self._fd = os.open(run_directory / FILE_NAME, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        """Open it after what it holds; raises OSError when /run has no room."""
+        self._fd = os.open(run_directory / FILE_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._end = len(os.pread(self._fd, MAX_BYTES, 0).rstrip(b"\0"))
+        os.posix_fallocate(self._fd, self._end, RESERVED_BYTES)
 
     def write(self, act: str, **facts: Any) -> None:
         """Note that `act` is about to begin (or, for a result, has been seen)."""
-        os.write(self._fd, json.dumps({"act": act, "time": time.time(), **facts}).encode() + b"\n")
+        line = json.dumps({"act": act, "time": time.time(), **facts}).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            self._end += os.pwrite(self._fd, line, self._end)
 
     def close(self) -> None:
         """Close the file."""
@@ -52,7 +63,7 @@ def read(run_directory: Path) -> PastRun:
     except OSError:
         return PastRun([])
     lines = []
-    for text in raw.split(b"\n"):
+    for text in raw.replace(b"\0", b"").split(b"\n"):
         try:
             line = json.loads(text)
         except ValueError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import select
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -149,6 +150,8 @@ class Channel:
         self._end = end
         self._buffer = b""
         self._gone = False
+        self._sending = threading.Lock()
+        self._last_heard = time.monotonic()
 
     def fileno(self) -> int:
         """For select: readable means a message or the end."""
@@ -157,7 +160,8 @@ class Channel:
     def send(self, say: str, **content: Any) -> None:
         """Send one message; raises PeerGone when nobody is there."""
         try:
-            self._end.sendall(json.dumps({"say": say, **content}).encode() + b"\n")
+            with self._sending:
+                self._end.sendall(json.dumps({"say": say, **content}).encode() + b"\n")
         except OSError:
             self._gone = True
             raise PeerGone from None
@@ -189,6 +193,11 @@ class Channel:
             self._gone = True
             raise PeerGone
         self._buffer += chunk
+        self._last_heard = time.monotonic()
+
+    def silent_seconds(self, since: float) -> float:
+        """How long nothing has come from the peer, counted from `since` (time.monotonic) at the earliest."""
+        return time.monotonic() - max(self._last_heard, since)
 
     @property
     def peer_is_gone(self) -> bool:

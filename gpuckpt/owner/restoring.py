@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuckpt.model.errors import in_words
 from gpuckpt.model.jsonform import to_json
 from gpuckpt.owner import gpumemory
 from gpuckpt.owner.criurun import Aborted, CriuFailure, CriuRun, Expired
@@ -82,7 +83,7 @@ class RestoreWork:
         except CriuFailure as failure:
             self._fail(failure.cause, failure.remedy, failure.line)
         except (ResumeFailed, HoldError, OSError) as error:
-            self._fail(str(error))
+            self._fail(in_words(error))
         except Expired:
             self._fail("the deadline (--timeout) passed, or CRIU made no progress any more")
         except (Aborted, PeerGone):

@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +24,18 @@ from gpuckpt.model.facts import ProcessId
 from gpuckpt.owner import gate, halfbuilt
 from gpuckpt.owner import journal as journals
 from gpuckpt.system import procfs
+from gpuckpt.system.files import placed_from
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 RUNTIME = Path("/run/gpuckpt")
+PRIVATE = 0o700
 KEPT_FAILURES = 20
+WAIT_STEP_SECONDS = 0.1
+ROOM_BYTES = 16 << 20
+ROOM_FILES = 64
+"""What a run writes into /run: journal, lock, CRIU's log."""
 CRIU_LOG = "criu.log"
 """CRIU's log, in the directory of its run."""
 
@@ -56,12 +63,11 @@ class Run:
         os.close(self.lock_fd)
 
     def keep_log(self, log: Path) -> Path | None:
-        """Keep CRIU's log of a failed run where the person can read it; older ones go."""
+        """Keep a log of a failed run where the person can read it; older ones go."""
         if not log.exists():
             return None
-        directory = RUNTIME / "failed"
-        directory.mkdir(mode=0o700, exist_ok=True)
-        kept = directory / f"{self.id}-criu.log"
+        directory = make_runtime("failed")
+        kept = directory / f"{self.id}-{log.name}"
         shutil.copyfile(log, kept)
         for old in sorted(directory.iterdir(), key=lambda path: path.stat().st_mtime)[:-KEPT_FAILURES]:
             old.unlink(missing_ok=True)
@@ -95,6 +101,17 @@ def begin(operation: str, ids: Sequence[ProcessId], *, repairs: Leftover | None 
         return _create(operation, ids)
 
 
+def refuse_busy(ids: Sequence[ProcessId]) -> None:
+    """Raise Busy when another run is at work on one of these pids; only looks, and may be too early: see `begin`.
+
+    Asked first, for a tree under another gpuckpt looks odd in every other way: traced, stopped, half there.
+    """
+    pids = {one.pid for one in ids}
+    for other in _others(tidy=False):
+        if other.locked and pids & {one.pid for one in other.ids}:
+            raise _busy(other)
+
+
 def leftovers_of(ids: Sequence[ProcessId]) -> list[Leftover]:
     """What interrupted runs have left of these processes. Known by pid: a restore gives them new start times.
 
@@ -125,14 +142,23 @@ class _Other:
     locked: bool
 
 
+def _run_directories() -> list[Path]:
+    """None for those who may not look: they are refused for that by the checks."""
+    try:
+        return sorted((RUNTIME / "runs").iterdir())
+    except (FileNotFoundError, PermissionError):
+        return []
+
+
 def _others(*, tidy: bool = True) -> Iterator[_Other]:
     """All other runs that matter; those whose trees have ended are removed on the way (under the mutex only)."""
-    for directory in sorted((RUNTIME / "runs").glob("*")):
+    for directory in _run_directories():
         said = _read_card(directory)
         locked = _is_locked(directory / "lock")
         ids = tuple(ProcessId(pid, ticks) for pid, ticks in said.get("ids", ()))
         if not locked and not _matters(directory, said.get("operation", ""), ids):
             if tidy:
+                _remove_litter(directory)
                 remove(directory)
             continue
         yield _Other(directory, said.get("operation", "?"), said.get("pid", 0), said.get("since", 0.0), ids, locked)
@@ -185,7 +211,17 @@ def remove_if_settled(directory: Path) -> None:
     said = _read_card(directory)
     ids = tuple(ProcessId(pid, ticks) for pid, ticks in said.get("ids", ()))
     if said and not _matters(directory, said.get("operation", ""), ids):
+        _remove_litter(directory)
         remove(directory)
+
+
+def _remove_litter(directory: Path) -> None:
+    """What CRIU left of a tree that a dump has ended, where main and owner were killed before they removed it."""
+    past = journals.read(directory)
+    committed = past.last("committed")
+    if committed is not None and not past.has("unwound"):
+        for one in placed_from(committed.get("litter")):
+            one.remove()
 
 
 def _read_card(directory: Path) -> dict[str, Any]:
@@ -227,6 +263,12 @@ def _left_held(other: _Other) -> Busy:
 
 
 def _create(operation: str, ids: Sequence[ProcessId]) -> Run:
+    room = os.statvfs(RUNTIME)
+    if room.f_bavail * room.f_frsize < ROOM_BYTES or (room.f_files and room.f_favail < ROOM_FILES):
+        raise MachineLacks(
+            f"the file system of {RUNTIME} is full: the journal and CRIU's log would not fit",
+            "make room there, at least 16 MiB",
+        )
     directory = RUNTIME / "runs" / secrets.token_hex(4)
     directory.mkdir(mode=0o700)
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -241,11 +283,44 @@ def _create(operation: str, ids: Sequence[ProcessId]) -> Run:
     return Run(directory, descriptor)
 
 
+def make_runtime(name: str) -> Path:
+    """A directory below /run/gpuckpt; nobody but root can look into either, whatever the umask. Raises OSError."""
+    directory = RUNTIME / name
+    for place in (RUNTIME, directory):
+        try:
+            place.mkdir(mode=0o700)
+        except FileExistsError:
+            if stat.S_IMODE(place.stat().st_mode) == PRIVATE:
+                continue
+        place.chmod(PRIVATE)
+    return directory
+
+
+def alone_with_captured_files(going_on: Callable[[], None]) -> int:
+    """Lock out other restores that put captured files in place; the descriptor is the lock.
+
+    `going_on` is called while we wait, and may raise. Raises OSError.
+    """
+    descriptor = os.open(RUNTIME / "captured.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                going_on()
+                time.sleep(WAIT_STEP_SECONDS)
+            else:
+                return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 @contextlib.contextmanager
 def _mutex() -> Iterator[None]:
     """One run at a time looks and enters."""
     try:
-        (RUNTIME / "runs").mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_runtime("runs")
         descriptor = os.open(RUNTIME / "mutex", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise MachineLacks(f"{RUNTIME} cannot be written: {error.strerror}", "run as root") from None

@@ -12,14 +12,12 @@ stopped. `unwind` brings either back, by looking.
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from gpuckpt.accelerators.protocol import DriverError
+from gpuckpt.accelerators import DriverError, asking
 from gpuckpt.system import procfs
 from gpuckpt.system.hold import Hold, HoldError
 
@@ -32,7 +30,13 @@ if TYPE_CHECKING:
     from gpuckpt.owner.messages import CudaMember, TreeOrder
 
 HOLD_SECONDS = 10.0
+COPY_SECONDS = 1800.0
+"""More than the copy of any GPU's memory takes; a driver that is silent for longer will not answer."""
+
+LOCK_MARGIN_SECONDS = 10.0
+PATIENCE_SECONDS = 60.0
 STOP_SECONDS = 10.0
+ENDED = (None, "Z", "X")
 
 
 class SuspendFailed(Exception):
@@ -48,46 +52,72 @@ class ResumeFailed(Exception):
     """A process could not be resumed; the message is for the user."""
 
 
-def in_parallel(members: Sequence[CudaMember], act: Callable[[CudaMember], None]) -> list[Exception]:
+def in_parallel(
+    members: Sequence[CudaMember], act: Callable[[CudaMember], None], seconds: float = COPY_SECONDS
+) -> list[Exception]:
     """Do one driver call for all members at once and return what failed.
 
     At once, because a locked rank blocks calls on its peer (https://github.com/NVIDIA/cuda-checkpoint/issues/30).
+    A call cannot be taken back; one that has not returned after `seconds` is given up, as a failure.
     """
-    if not members:
-        return []
-    with ThreadPoolExecutor(max_workers=len(members)) as pool:
-        futures = [pool.submit(act, member) for member in members]
-        return [error for future in futures if isinstance(error := future.exception(), Exception)]
+    failures: dict[int, Exception] = {}
+
+    def run(member: CudaMember) -> None:
+        try:
+            act(member)
+        except Exception as error:  # noqa: BLE001 - it is the caller's, in another thread
+            failures[member.id.pid] = error
+
+    threads = {member.id.pid: threading.Thread(target=run, args=(member,), daemon=True) for member in members}
+    for thread in threads.values():
+        thread.start()
+    deadline = time.monotonic() + seconds
+    for pid, thread in threads.items():
+        thread.join(max(0.0, deadline - time.monotonic()))
+        if thread.is_alive():
+            failures[pid] = TimeoutError(f"the GPU driver did not answer about process {pid} within {seconds:g} s")
+    return list(failures.values())
 
 
 def lock_all(tree: TreeOrder, suspender: Suspender, timeout_ms: int, journal: Journal) -> None:
     """Lock every CUDA process; raises SuspendFailed after the first round of answers."""
+    for member in tree.cuda:
+        if procfs.state(member.id) == "T":  # its restore thread stands still: the lock would wait past its own limit
+            raise SuspendFailed(f"process {member.id.pid} was stopped just now", f"kill -CONT {member.id.pid}")
     journal.write("lock", pids=[member.id.pid for member in tree.cuda])
-    errors = in_parallel(tree.cuda, lambda member: suspender.lock(member.id.pid, timeout_ms))
+    limit = timeout_ms / 1000 + LOCK_MARGIN_SECONDS
+    errors = in_parallel(tree.cuda, lambda member: suspender.lock(member.id.pid, timeout_ms), limit)
     if errors:
         raise SuspendFailed(str(errors[0]), "raise --lock-timeout if the job's GPU work takes longer")
 
 
-def checkpoint_all(tree: TreeOrder, suspender: Suspender, journal: Journal) -> None:
-    """Copy every process's GPU memory to the host, all at one instant of the CPU side."""
+def checkpoint_all(tree: TreeOrder, suspender: Suspender, journal: Journal, deadline: float | None) -> None:
+    """Copy every process's GPU memory to the host, all at one instant of the CPU side.
+
+    A copy that has begun cannot be taken back, so the deadline is met with some patience: its end is the
+    shortest way to a running tree.
+    """
     journal.write("hold")
     hold = Hold(exitkill=False)
     try:
         hold_all_but_restore_threads(hold, tree)
-        _refuse_newcomers(tree, suspender)
+        everyone = _everyone(tree, suspender)
         journal.write("checkpoint")
-        errors = in_parallel(tree.cuda, lambda member: suspender.checkpoint(member.id.pid))
+        seconds = COPY_SECONDS if deadline is None else max(0.0, deadline - time.monotonic()) + PATIENCE_SECONDS
+        errors = in_parallel(tree.cuda, lambda member: suspender.checkpoint(member.id.pid), seconds)
         if errors:
             raise SuspendFailed(str(errors[0]))
-        _refuse_leftovers(tree)
+        _refuse_leftovers(everyone)
         journal.write("stop")
-        for identity in tree.ids:
+        for identity in everyone:
             procfs.send(identity, signal.SIGSTOP)
     except HoldError as error:
         raise SuspendFailed(f"the tree could not be held still: {error}") from None
+    except DriverError as error:
+        raise SuspendFailed(str(error), "try again") from None
     finally:
         hold.let_go()
-    await_stopped(tree.ids, time.monotonic() + STOP_SECONDS)
+    await_stopped(everyone, time.monotonic() + STOP_SECONDS)
 
 
 def hold_all_but_restore_threads(hold: Hold, tree: TreeOrder) -> None:
@@ -96,25 +126,27 @@ def hold_all_but_restore_threads(hold: Hold, tree: TreeOrder) -> None:
 
     def application_threads() -> list[int]:
         pids = [identity.pid for identity in procfs.tree_ids(tree.root)]
-        return [tid for pid in pids for tid in procfs.threads(pid) if tid not in spared]
+        tids = (tid for pid in pids for tid in procfs.threads(pid) if tid not in spared)
+        return [tid for tid in tids if procfs.thread_state(tid) not in ENDED]
 
     hold.take_all(application_threads, time.monotonic() + HOLD_SECONDS)
 
 
-def _refuse_newcomers(tree: TreeOrder, suspender: Suspender) -> None:
-    """A process that came, or started CUDA, after the facts were gathered would be dumped half suspended."""
-    known = set(tree.ids)
+def _everyone(tree: TreeOrder, suspender: Suspender) -> list[ProcessId]:
+    """The processes that are held now, newcomers too; one that started CUDA just now would be dumped unsuspended."""
+    found = procfs.tree_ids(tree.root)
     suspended = {member.id for member in tree.cuda}
-    for identity in procfs.tree_ids(tree.root):
-        if identity not in known:
-            raise SuspendFailed(f"the tree changed: process {identity.pid} is new", "try again")
-        if identity not in suspended and suspender.restore_tid(identity.pid) is not None:
+    for identity in found:
+        if identity in suspended or procfs.state(identity) in ENDED:
+            continue
+        if suspender.restore_tid(identity.pid) is not None:
             raise SuspendFailed(f"process {identity.pid} started to use CUDA just now", "try again")
+    return found
 
 
-def _refuse_leftovers(tree: TreeOrder) -> None:
+def _refuse_leftovers(ids: Sequence[ProcessId]) -> None:
     """After the suspension no process may have a GPU file left: CRIU cannot dump it, or worse, dumps it."""
-    for identity in tree.ids:
+    for identity in ids:
         left = procfs.gpu_files(identity.pid)
         if left:
             first = left[0]
@@ -152,6 +184,7 @@ def resume_all(
     """
     hold = hold or Hold(exitkill=exitkill)
     done = False
+    woken = [one for one in tree.ids if procfs.state(one) == "T"]
     try:
         hold_all_but_restore_threads(hold, tree)
         for member in tree.cuda:
@@ -164,7 +197,7 @@ def resume_all(
         if done:
             let_run(tree, hold, journal, exitkill=exitkill)
         else:
-            _leave_stopped(tree, hold)
+            _leave_as_found(woken, hold)
 
 
 def _bring_back(
@@ -198,20 +231,9 @@ STATE_SECONDS = 30.0
 
 
 def states_of(members: Sequence[CudaMember], suspender: Suspender) -> dict[ProcessId, CudaState]:
-    """The CUDA states, asked all at once; 'unknown' where the driver does not answer in time."""
-    found: dict[ProcessId, CudaState] = dict.fromkeys((member.id for member in members), "unknown")
-
-    def ask(member: CudaMember) -> None:
-        with contextlib.suppress(DriverError):
-            found[member.id] = suspender.state(member.id.pid)
-
-    threads = [threading.Thread(target=ask, args=(member,), daemon=True) for member in members]
-    for thread in threads:
-        thread.start()
-    deadline = time.monotonic() + STATE_SECONDS
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return dict(found)
+    """The CUDA states of these processes; 'unknown' where the driver does not say."""
+    states = asking.states_of([member.id.pid for member in members], suspender, STATE_SECONDS)
+    return {member.id: states[member.id.pid] for member in members}
 
 
 def _act(members: Sequence[CudaMember], act: Callable[[CudaMember], None]) -> None:
@@ -220,9 +242,9 @@ def _act(members: Sequence[CudaMember], act: Callable[[CudaMember], None]) -> No
         raise ResumeFailed(str(errors[0])) from errors[0]
 
 
-def _leave_stopped(tree: TreeOrder, hold: Hold) -> None:
-    """Let a tree that is not whole go from the hold, but not run."""
-    for identity in tree.ids:
+def _leave_as_found(woken: Sequence[ProcessId], hold: Hold) -> None:
+    """Let a tree that is not whole go from the hold: what was stopped before is stopped again."""
+    for identity in woken:
         procfs.send(identity, signal.SIGSTOP)
     hold.let_go()
 

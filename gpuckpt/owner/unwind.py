@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING
 
 from gpuckpt.owner import gpumemory
 from gpuckpt.owner.messages import Seen, TreeOrder
-from gpuckpt.owner.suspension import ResumeFailed, resume_all, states_of
+from gpuckpt.owner.suspension import ResumeFailed, in_parallel, resume_all, states_of
 from gpuckpt.system import netfilter, procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gpuckpt.accelerators.protocol import Suspender
     from gpuckpt.model.facts import CudaState, GpuDriver, ProcessId
     from gpuckpt.owner.journal import Journal
+    from gpuckpt.owner.messages import CudaMember
 
+UNLOCK_SECONDS = 60.0
 MEMORY_WAIT_SECONDS = 30.0
 """How long a resume waits for GPU memory when the operation has no deadline of its own."""
 
@@ -93,12 +95,30 @@ def _unwind_cuda(tree: TreeOrder, means: Means) -> str:
     """Resume CUDA processes by their state; returns what could not be done, in words."""
     assert means.suspender is not None  # noqa: S101 - the caller looked
     alive = replace(tree, cuda=tuple(member for member in tree.cuda if procfs.state(member.id) not in ENDED))
-    if not alive.cuda or not _needs_hold(alive, means.suspender):
+    if not alive.cuda:
         return ""
+    if not any(procfs.state(one) == "T" and one not in tree.stopped for one in tree.ids):
+        states = states_of(alive.cuda, means.suspender)
+        if not any(state in ("checkpointed", "unknown", "failed") for state in states.values()):
+            return _unlock([member for member in alive.cuda if states[member.id] == "locked"], means)
+    return _resume_held(alive, means)
+
+
+def _unlock(members: Sequence[CudaMember], means: Means) -> str:
+    """An unlock needs no hold: it must work where a thread cannot be held (uninterruptible sleep)."""
+    suspender = means.suspender
+    assert suspender is not None  # noqa: S101 - the caller looked
+    errors = in_parallel(members, lambda member: suspender.unlock(member.id.pid), UNLOCK_SECONDS)
+    return str(errors[0]) if errors else ""
+
+
+def _resume_held(tree: TreeOrder, means: Means) -> str:
+    """A stopped process cannot be asked for its state: all is held, and asked and resumed then."""
+    assert means.suspender is not None  # noqa: S101 - the caller looked
     deadline = means.deadline or time.monotonic() + MEMORY_WAIT_SECONDS
     try:
         resume_all(
-            alive,
+            tree,
             means.suspender,
             means.journal,
             room=lambda members: gpumemory.await_room(members, means.driver, deadline),
@@ -108,13 +128,6 @@ def _unwind_cuda(tree: TreeOrder, means: Means) -> str:
     except ResumeFailed as error:
         return str(error)
     return ""
-
-
-def _needs_hold(tree: TreeOrder, suspender: Suspender) -> bool:
-    """Whether something must be resumed. A stopped process cannot be asked: it is held and asked then."""
-    if any(procfs.state(one) == "T" and one not in tree.stopped for one in tree.ids):
-        return True
-    return any(state != "running" for state in states_of(tree.cuda, suspender).values())
 
 
 def _continue_stopped(tree: TreeOrder) -> None:
@@ -132,17 +145,17 @@ ENDING_SECONDS = 0.3
 
 
 def has_gone_on(tree: TreeOrder) -> bool:
-    """Whether a tree that should end runs instead: its root lives, and not all of it is still held.
+    """Whether a tree that should end runs instead: something of it lives and is not held.
 
-    Looked at for a moment: where CRIU was killed while it ended the tree, the root shows it, for it goes first.
+    Looked at for a moment: where CRIU was killed while it ended the tree, that shows in /proc soon.
     """
     deadline = time.monotonic() + ENDING_SECONDS
     while True:
         letters = [procfs.state(identity) for identity in tree.ids]
-        if procfs.state(tree.root) in ENDED:
+        if not any(letter not in (*STOPPED, *ENDED) for letter in letters):
             return False
         if time.monotonic() > deadline:
-            return any(letter not in ("T", "t", *ENDED) for letter in letters)
+            return True
         time.sleep(0.01)
 
 
@@ -181,5 +194,11 @@ def _settled_letter(identity: ProcessId, *, expected_stopped: bool) -> str | Non
 
 
 def remove_network_lock(run_id: str | None) -> tuple[str, ...]:
-    """Remove the network lock a dead CRIU left behind: behind it the tree's connections are dead."""
-    return netfilter.delete_criu_tables(run_id) if run_id else ()
+    """Remove the network lock a dead CRIU left behind: behind it the tree's connections are dead.
+
+    Never raises: the tree must be brought back whatever becomes of its lock.
+    """
+    try:
+        return netfilter.delete_criu_tables(run_id) if run_id else ()
+    except OSError:
+        return ()

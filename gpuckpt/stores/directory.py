@@ -20,14 +20,17 @@ from typing import TYPE_CHECKING
 import blake3
 
 from gpuckpt.model import manifest as manifests
-from gpuckpt.model.errors import Busy, ImageCorrupt, NotFound, Refused
+from gpuckpt.model.errors import Busy, ImageCorrupt, MachineLacks, NotFound, Refused
 from gpuckpt.model.manifest import Part
+from gpuckpt.system import procfs
+from gpuckpt.system.files import rename_to_new
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 CHUNK_BYTES = 16 << 20
 PARTIAL_SUFFIX = ".partial"
+AS_ROOT = "run it as root: sudo gpuckpt ..."
 
 NOT_DIGESTED = frozenset({manifests.NAME, "criu-dump.log"})
 """Files of an image that are no parts: the manifest carries its own digest, the log is only for people."""
@@ -72,9 +75,11 @@ class PartialImage:
             file.flush()
             os.fsync(file.fileno())
         _sync(self.path)
-        if os.path.lexists(self.target):
-            raise FileExistsError(errno.EEXIST, "an image of this name has appeared meanwhile", str(self.target))
-        self.path.rename(self.target)
+        try:
+            rename_to_new(self.path, self.target)
+        except FileExistsError:
+            words = "something of this name has appeared meanwhile"
+            raise FileExistsError(errno.EEXIST, words, str(self.target)) from None
         try:
             _sync(self.target.parent)
         except OSError:
@@ -179,38 +184,56 @@ class Image:
     """A published image. While it is open a shared lock keeps it from being pruned."""
 
     path: Path
+    """Its name, for words alone: another image may stand there by now."""
     manifest: manifests.Manifest
     lock_fd: int
+    directory_fd: int
+
+    @property
+    def root(self) -> Path:
+        """The directory that was opened, for this process and others, while this process has it open."""
+        return procfs.descriptor_path(self.directory_fd)
 
     def part(self, name: str) -> Path:
-        """The path of a part."""
-        return self.path / name
+        """The path of a part below `root`."""
+        return self.root / name
 
     def close(self) -> None:
         """Give the lock back."""
         os.close(self.lock_fd)
+        os.close(self.directory_fd)
 
     def bytes_on_disk(self) -> int:
         """Allocated bytes of all its files."""
-        return sum(path.stat().st_blocks * 512 for path in _files(self.path))
+        return sum(path.stat().st_blocks * 512 for path in _files(self.root))
 
 
 def open_image(path: Path) -> Image:
     """Open a published image and read its manifest.
 
-    Raises NotFound, ImageCorrupt or ImageTooNew; Refused when others than its owner can write to it.
+    Raises NotFound, ImageCorrupt or ImageTooNew; Refused when others than its owner can write to it;
+    MachineLacks when this user may not read it.
     """
-    if not path.is_dir():
-        raise NotFound(f"{path}: no such image", "name a directory that `gpuckpt dump` made")
+    _require_directory(path)
     if path.name.endswith(PARTIAL_SUFFIX):
         # Even with a manifest in it: what was never renamed was never known to be on the disk.
         raise ImageCorrupt(f"{path} is no complete image: a dump that was never finished", "dump again")
-    _refuse_writable_by_others(path)
-    descriptor = _open_manifest(path)
+    # From here on only through this descriptor: what is verified is what is restored, whatever happens to the path.
+    directory_fd = _open_directory(path)
     try:
+        return _open_locked(path, directory_fd)
+    except BaseException:
+        os.close(directory_fd)
+        raise
+
+
+def _open_locked(path: Path, directory_fd: int) -> Image:
+    descriptor = _open_manifest(path, directory_fd)
+    try:
+        _refuse_writable_by_others(path, procfs.descriptor_path(directory_fd))
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         raw = os.pread(descriptor, manifests.MAX_BYTES + 1, 0)
-        return Image(path, manifests.decode(raw, str(path / manifests.NAME)), descriptor)
+        return Image(path, manifests.decode(raw, str(path / manifests.NAME)), descriptor, directory_fd)
     except BlockingIOError:
         os.close(descriptor)
         raise Busy(f"{path} is being removed by another gpuckpt", "choose another image") from None
@@ -219,14 +242,41 @@ def open_image(path: Path) -> Image:
         raise
 
 
-def _open_manifest(path: Path) -> int:
+def _require_directory(path: Path) -> None:
+    made = "name a directory that `gpuckpt dump` made"
+    try:
+        mode = path.stat().st_mode
+    except PermissionError:
+        raise MachineLacks(f"{path} may not be read by this user", AS_ROOT) from None
+    except OSError:
+        hint = f"{made}; for a process: --tree {path.name}" if path.name.isdigit() else made
+        raise NotFound(f"{path}: no such image", hint) from None
+    if not stat.S_ISDIR(mode):
+        what = "a file" if stat.S_ISREG(mode) else "no directory"
+        raise NotFound(f"{path} is {what}, not an image directory", made)
+
+
+def _open_directory(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        raise MachineLacks(f"{path} may not be read by this user", AS_ROOT) from None
+    except OSError as error:
+        raise NotFound(f"{path} cannot be opened: {error.strerror}", "look at it with `ls -ld`") from None
+
+
+def _open_manifest(path: Path, directory_fd: int) -> int:
     manifest = path / manifests.NAME
     again = "dump again, or copy the image again"
     try:
         # Non-blocking: a FIFO of this name must not hold us for ever.
-        descriptor = os.open(manifest, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(manifests.NAME, flags, dir_fd=directory_fd)
     except FileNotFoundError:
-        raise ImageCorrupt(f"{path} is no complete image: no {manifests.NAME} in it", again) from None
+        hint = again if (path / "criu").is_dir() else f"is this the right directory? An image has a {manifests.NAME}"
+        raise ImageCorrupt(f"{path} is no complete image: no {manifests.NAME} in it", hint) from None
+    except PermissionError:
+        raise MachineLacks(f"{manifest} may not be read by this user", AS_ROOT) from None
     except OSError as error:
         why = "it is a link" if error.errno == errno.ELOOP else error.strerror
         raise ImageCorrupt(f"{manifest} cannot be read: {why}", again) from None
@@ -236,12 +286,13 @@ def _open_manifest(path: Path) -> int:
     return descriptor
 
 
-def _refuse_writable_by_others(path: Path) -> None:
+def _refuse_writable_by_others(path: Path, root: Path) -> None:
     """Whoever can write to any part can replace it after it was verified, and decides what a restore runs."""
-    for place in (path, *path.rglob("*")):
-        seen = place.stat(follow_symlinks=False)
+    for found in (root, *root.rglob("*")):
+        seen = found.stat(follow_symlinks=found == root)
         if stat.S_ISLNK(seen.st_mode):
             continue  # refused as a part, by its name
+        place = path / found.relative_to(root)
         if seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise Refused(
                 f"{place} can be written to by others (mode {stat.S_IMODE(seen.st_mode):04o})",
@@ -259,8 +310,9 @@ def verify(image: Image, going_on: Callable[[], None] = lambda: None, *, but: fr
     for part in image.manifest.parts:
         _verify_part(image.part(part.path), part, going_on, content=part.path not in but)
     known = {part.path for part in image.manifest.parts} | NOT_DIGESTED
-    for place in sorted(image.path.rglob("*")):
-        name = str(place.relative_to(image.path))
+    root = image.root
+    for place in sorted(root.rglob("*")):
+        name = str(place.relative_to(root))
         if name not in known and (place.is_symlink() or not place.is_dir()):
             raise ImageCorrupt(f"{name} is no part of the image: the manifest does not name it", "remove it")
 

@@ -80,7 +80,8 @@ def find_program(name: str, override: str | None = None) -> Path | None:
 
 
 def _executable(path: Path) -> bool:
-    return path.is_file() and os.access(path, os.X_OK)
+    # os.path: a PATH may name directories that this user may not read.
+    return os.path.isfile(path) and os.access(path, os.X_OK)  # noqa: PTH113
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -36,6 +36,15 @@ class HoldError(Exception):
     """A thread could not be held: it did not stop in time, or another tracer has it."""
 
 
+_unreleased: set[int] = set()
+"""Tracees of this process that have not stopped since they were interrupted (uninterruptible sleep).
+
+A fact about the kernel, so it outlives the Hold that found it: whoever holds next has them already.
+"""
+
+RELEASE_SECONDS = 2.0
+
+
 class Hold:
     """Threads held by this thread of this process.
 
@@ -59,26 +68,40 @@ class Hold:
         """Hold every listed thread, listing again until no new one appears.
 
         A thread not yet held can start others, so the list is only final when a whole round adds
-        nothing. Raises HoldError after `deadline` (time.monotonic) or when a thread has another tracer.
+        nothing; it must leave out ended threads (zombies), which cannot be held and need not be. Raises
+        HoldError after `deadline` (time.monotonic) or when a thread has another tracer.
         """
+        refused: set[int] = set()
         while True:
             fresh = [tid for tid in list_threads() if tid not in self._held]
             if not fresh:
                 return
             for tid in fresh:
-                self._seize(tid)
+                if not self._seize(tid):
+                    self._note_refusal(tid, refused)
             for tid in fresh:
                 self._await_stop(tid, deadline)
 
-    def _seize(self, tid: int) -> None:
+    @staticmethod
+    def _note_refusal(tid: int, refused: set[int]) -> None:
+        """The kernel refuses ended threads as it does traced ones; one that is still listed next time is traced."""
+        if tid in refused:
+            raise HoldError(f"thread {tid} is traced by another program")
+        refused.add(tid)
+
+    def _seize(self, tid: int) -> bool:
+        """Seize and interrupt; False when the kernel refuses (ended meanwhile, or traced)."""
         try:
-            _ptrace(PTRACE_SEIZE, tid, self._options)
+            if tid not in _unreleased:
+                _ptrace(PTRACE_SEIZE, tid, self._options)
             self._seized.add(tid)
             _ptrace(PTRACE_INTERRUPT, tid)
         except ProcessLookupError:
             self._seized.discard(tid)
+            _unreleased.discard(tid)
         except PermissionError:
-            raise HoldError(f"thread {tid} is traced by another program or has ended") from None
+            return False
+        return True
 
     def _await_stop(self, tid: int, deadline: float) -> None:
         """Wait until the kernel reports the stop. A task in uninterruptible sleep must not hang us: bounded."""
@@ -91,10 +114,18 @@ class Hold:
             if seen == tid:
                 self._seized.discard(tid)
                 self._note_stop(tid, status)
+                self._take_over(tid)
             elif time.monotonic() > deadline:
                 raise HoldError(f"thread {tid} did not stop in time (uninterruptible sleep?)")
             else:
                 time.sleep(POLL_SECONDS)
+
+    def _take_over(self, tid: int) -> None:
+        """A tracee that an earlier hold could not release has that hold's options."""
+        if tid in _unreleased:
+            _unreleased.discard(tid)
+            with contextlib.suppress(ProcessLookupError):
+                _ptrace(PTRACE_SETOPTIONS, tid, self._options)
 
     def _note_stop(self, tid: int, status: int) -> None:
         if not os.WIFSTOPPED(status):
@@ -124,19 +155,24 @@ class Hold:
     def let_go(self) -> None:
         """Detach from every thread; signals that were on their way are passed on. Never raises for ended threads."""
         self.release(list(self._held))
+        deadline = time.monotonic() + RELEASE_SECONDS
         for tid in list(self._seized):
-            self._let_go_late(tid)
+            self._let_go_late(tid, deadline)
 
-    def _let_go_late(self, tid: int) -> None:
-        """A thread that never stopped: detach if it has stopped by now, else the holder's end does it."""
-        try:
-            seen, status = os.waitpid(tid, WALL | os.WNOHANG)
-            if seen == tid and os.WIFSTOPPED(status):
-                event = status >> 16
-                _ptrace(PTRACE_DETACH, tid, 0 if event == PTRACE_EVENT_STOP else os.WSTOPSIG(status))
-        except (ProcessLookupError, ChildProcessError):
-            pass
+    def _let_go_late(self, tid: int, deadline: float) -> None:
+        """A thread that has not stopped can only be released when it does: wait a little, then keep it in mind."""
         self._seized.discard(tid)
+        try:
+            while (seen := os.waitpid(tid, WALL | os.WNOHANG))[0] != tid:
+                if time.monotonic() > deadline:
+                    _unreleased.add(tid)
+                    return
+                time.sleep(POLL_SECONDS)
+            if os.WIFSTOPPED(seen[1]):
+                event = seen[1] >> 16
+                _ptrace(PTRACE_DETACH, tid, 0 if event == PTRACE_EVENT_STOP else os.WSTOPSIG(seen[1]))
+        except (ProcessLookupError, ChildProcessError):
+            return
 
 
 _libc = ctypes.CDLL(None, use_errno=True)

@@ -219,11 +219,6 @@ def test_directories_others_can_write_to(mode, expected):
     assert verdict("image-parent-safe", dump(image_parent_mode=stat.S_IFDIR | mode)) == expected
 
 
-def test_a_directory_of_another_user_warns():
-    assert judged("image-parent-safe", dump(image_parent_owner=1001)).severity == "warn"
-    assert verdict("image-parent-safe", dump(image_parent_owner=1001, own_uid=1001)) == "pass"
-
-
 def test_disk_space_counts_everything():
     job = gpu_tree(files=(file("/tmp/gone", deleted=True, links=0, blocks_bytes=2 * GIB),))
     job = replace(job, processes=(process(rss_bytes=GIB, shared_bytes=GIB, swap_bytes=GIB),))
@@ -312,3 +307,24 @@ def test_plain_cuda_works_with_older_drivers():
     old = driver(version="565.57.01", interface="program")
     assert verdict("gpu-features", gpu_dump(host=old)) == "pass"
     assert verdict("gpu-features", dump(gpu_tree(process(1010), cuda=(CUDA_1000, CUDA_1010)), host=old)) == "fail"
+
+
+@pytest.mark.parametrize(
+    ("entry", "parent", "words", "absent"),
+    [
+        (STDOUT_PIPE, 900, "812 systemd-journal stays behind and loses its writer; name the common parent", ""),
+        (STDOUT_PIPE, 1, "loses its writer; else the restore will need --stdout FILE, or --wait", "--tree"),
+        (replace(STDOUT_PIPE, fd=0, writable=False), 900, "loses its reader", "writer"),
+        (replace(STDOUT_PIPE, kind="socket", peer=""), 1, "the process at the other end stays behind", "--tree"),
+        (STDOUT_TTY, 900, "the job leaves its terminal when it ends; the restore will need --wait", "FILE"),
+    ],
+)
+def test_streams_whose_other_end_stays_behind_are_a_warning(entry, parent, words, absent):
+    job = tree(root_process=process(ppid=parent), outside_stdio=(entry,))
+    found = judged("stdio", dump(job))
+    assert (found.verdict, found.severity) == ("fail", "warn")
+    assert words in found.hint
+    assert not absent or absent not in found.hint
+    stays = judged("stdio", dump(job, ask_leave_running=True))
+    assert stays.severity == "note"
+    assert stays.hint.startswith("nothing now; the restore will need ")

@@ -42,7 +42,22 @@ def test_one_finding_speaks_for_itself():
     error = refusal(judge(DUMP_CHECKS, dump(tree(root_process=process(io_uring=True))), NOBODY))
     assert "1000 python has one" in error.message
     assert "kernel.io_uring_disabled=2" in error.hint
-    assert "--allow io-uring" in error.hint
+
+
+def test_an_override_is_offered_only_where_going_on_can_work():
+    little = judge(DUMP_CHECKS, dump(image_space_bytes=1), NOBODY)
+    assert refusal(little).hint.endswith("(--allow disk-space goes on all the same)")
+    hopeless = judge(RESTORE_CHECKS, restore(ids_in_use={1000: "1000 sh"}), NOBODY)
+    assert "--allow" not in refusal(hopeless).hint
+
+
+def test_what_criu_always_fails_at_cannot_be_allowed():
+    fixed = {check.id for check in (*DUMP_CHECKS, *RESTORE_CHECKS) if not check.allowable}
+    assert fixed >= {
+        *("terminal", "stdio", "pids-free", "ports-free", "addresses"),
+        *("files-size", "files-missing", "directories", "files-mode", "files-build", "gpu-libraries"),
+        *("traced", "io-uring", "kernel-objects", "unix-outside", "inotify", "gpu-files"),
+    }
 
 
 def test_what_cannot_be_undone_is_not_offered():
@@ -60,15 +75,15 @@ def test_several_are_counted_and_named():
 
 
 def test_allow_opens_a_block_and_is_recorded():
-    facts = restore(ids_in_use={1000: "1000 sh"})
-    findings = judge(RESTORE_CHECKS, facts, frozenset({"pids-free"}))
+    facts = restore(free_memory_bytes=1)
+    findings = judge(RESTORE_CHECKS, facts, frozenset({"host-memory"}))
     assert blocking(findings) == ()
-    assert [f.id for f in findings if f.allowed] == ["pids-free"]
+    assert [f.id for f in findings if f.allowed] == ["host-memory"]
 
 
 def test_allow_opens_nothing_else():
-    facts = restore(tree(outside_stdio=(STDOUT_PIPE,)), ids_in_use={1000: "1000 sh"})
-    findings = judge(RESTORE_CHECKS, facts, frozenset({"pids-free"}))
+    facts = restore(tree(outside_stdio=(STDOUT_PIPE,)), free_memory_bytes=1)
+    findings = judge(RESTORE_CHECKS, facts, frozenset({"host-memory", "stdio"}))
     assert [f.id for f in blocking(findings)] == ["stdio"]
 
 
@@ -98,7 +113,7 @@ def test_names_that_are_no_checks():
     assert isinstance(error, UsageError)
     assert "io-uring" in error.hint
     assert "cannot be overridden" in allow_error({"image-absent"}).message
-    assert allow_error({"pids-free", "gpu-memory"}) is None
+    assert allow_error({"host-memory", "gpu-memory"}) is None
 
 
 def test_every_finding_has_the_keys_of_the_contract():

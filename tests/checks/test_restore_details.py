@@ -180,3 +180,19 @@ def test_sockets_without_a_port_take_none():
     raw = Socket(6, "inet", "raw", "unconnected", "0.0.0.0:1", "", ("1000 fd 9",))
     unbound = Socket(7, "inet", "stream", "closed", "0.0.0.0:0", "", ("1000 fd 10",))
     assert needed_ports(manifest(tree(sockets=(raw, unbound))), "keep") == ()
+
+
+def test_a_log_that_grew_comes_with_the_command_that_cuts_it():
+    log = file("/srv/my job/log", size=72)
+    grown = restore(tree(files=(log,)), files={log.path: replace(log, size=90)})
+    assert judged("files-size", grown).hint.endswith(
+        "`cp -a '/srv/my job/log' '/srv/my job/log.later' && truncate -s 72 '/srv/my job/log'`"
+    )
+    shrunk = restore(tree(files=(log,)), files={log.path: replace(log, size=9)})
+    assert "truncate" not in judged("files-size", shrunk).hint
+
+
+def test_a_gpu_map_for_an_image_without_gpu_is_a_warning():
+    found = judged("gpu-map", restore(ask_gpu_map={"0": "1"}))
+    assert (found.verdict, found.severity) == ("fail", "warn")
+    assert judged("gpu-map", restore()) is None

@@ -142,6 +142,9 @@ def test_inspect_targets(flow, gpuckpt, argv, expected):
         "dump --tree 12 img --timeout nan",
         "dump --tree 12 img --timeout inf",
         "dump --tree 12 img --timeout -1",
+        "dump --tree 12 img --timeout 0",
+        "dump --tree 12 img --allow ,",
+        "--quiet inspect",
         "dump --tree 12 img --settle soon",
         "restore",
         "restore img --tree 12",
@@ -171,6 +174,18 @@ def test_wrong_usage_exits_2_in_words_and_in_json(flow, gpuckpt, line):
     assert flow.requests == []
 
 
+@pytest.mark.parametrize("option", ["--json", "--quiet", "-v"])
+def test_an_option_before_the_command_is_told_its_place(flow, gpuckpt, option):
+    status, out, err = gpuckpt(option, "inspect")
+    assert status == 2
+    assert f"put {option} after the command" in out + err
+
+
+def test_an_empty_allow_is_wrong_usage(flow, gpuckpt):
+    assert gpuckpt("restore", "img", "--allow", "")[0] == 2
+    assert flow.requests == []
+
+
 def test_empty_path_is_wrong_usage(flow, gpuckpt):
     assert gpuckpt("dump", "--tree", "1", "")[0] == 2
     assert gpuckpt("restore", "")[0] == 2
@@ -182,8 +197,8 @@ def test_unknown_check_names_the_nearest(flow, gpuckpt):
     assert status == 2
     assert "did you mean io-uring?" in err
     flow.answer = dump_report()
-    assert gpuckpt("dump", "--tree", "1", "img", "--allow", "io-uring")[0] == 0
-    assert flow.request.allow == {"io-uring"}
+    assert gpuckpt("dump", "--tree", "1", "img", "--allow", "disk-space")[0] == 0
+    assert flow.request.allow == {"disk-space"}
 
 
 @pytest.mark.parametrize(

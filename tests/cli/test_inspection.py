@@ -12,7 +12,7 @@ from cli_samples import dump_report, host, host_report, image_report, manifest, 
 
 from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.render import present
-from gpuckpt.model.facts import Surroundings
+from gpuckpt.model.facts import Stdio, Surroundings
 from gpuckpt.model.jsonform import to_json
 
 ROOT = Path(__file__).parents[2]
@@ -211,3 +211,11 @@ def test_a_dumb_terminal_gets_no_escapes():
 
 def test_dump_report_is_no_inspection(capsys):
     assert screen(dump_report(findings=()), capsys) == ""
+
+
+def test_a_terminal_is_never_to_be_replaced_by_a_file(capsys):
+    streams = tuple(Stdio(fd, "tty", "tty[8800:1]", (f"4242 fd {fd}",), fd > 0, "812 sshd") for fd in (0, 1))
+    drawn = to_json(replace(tree(), outside_stdio=streams))
+    out = screen(process_report(tree=drawn), capsys)
+    assert "leaves the tree: restore needs --wait" in out
+    assert "FILE" not in out

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cli_samples import BLOCKING, PASSING, UNKNOWN, dump_report, process_report, restore_report
+from cli_samples import BLOCKING, NOTE, PASSING, UNKNOWN, dump_report, process_report, restore_report
 
 from gpuckpt.cli import canvas, words
 from gpuckpt.cli.manner import Manner
@@ -16,6 +16,7 @@ from gpuckpt.cli.render import failure_lines, present, result_lines, warning_lin
 from gpuckpt.model import errors
 from gpuckpt.model.report import Report
 
+PERSISTENCE = "gpuckpt: warning: persistence-mode: GPU 0: off (expected: on); turn it on: nvidia-smi -pm 1"
 HERE = str(Path(__file__).parent)
 ROOT = str(Path(__file__).parents[2])
 
@@ -53,6 +54,17 @@ def test_restored_and_repaired():
     assert result_lines(restore_report())[0].startswith("restored 4242 (4 processes) from /var/lib/gpuckpt/llm")
     repaired = Report("restore", "ok", "running", {"root_pid": 4242, "pids": [4242], "duty": "resume"})
     assert result_lines(repaired) == ["repaired 4242 (1 process); the process runs on as before"]
+    healthy = Report("restore", "ok", "running", {"root_pid": 4242, "pids": [4242], "duty": "nothing"})
+    assert result_lines(healthy) == ["nothing to repair: 4242 (1 process) runs"]
+
+
+def test_a_restore_that_left_something_does_not_say_that_nothing_is_left():
+    def first(**state):
+        error = errors.RestoreFailed("processes 4242 could not be ended", **state)
+        return failure_lines(Report("restore", "failed", error.process, error=error), error, Manner())[0]
+
+    assert first() == "gpuckpt: restore failed; nothing is left behind, the image is intact"
+    assert first(process="frozen") == "gpuckpt: restore failed; the process is held and does not run"
 
 
 def test_notes_of_the_run_are_said(capsys):
@@ -65,15 +77,13 @@ def test_notes_of_the_run_are_said(capsys):
 def test_warnings_are_lines_on_stderr(monkeypatch):
     use_terminals(monkeypatch)
     present(dump_report(), Manner())
-    assert sys.stderr.getvalue().splitlines() == [
-        "gpuckpt: warning: persistence-mode: GPU 0: off (expected: on); turn it on: nvidia-smi -pm 1"
-    ]
+    assert sys.stderr.getvalue().splitlines() == [PERSISTENCE]
 
 
 def test_an_allowed_check_and_an_unknown_one_warn():
     unknown = replace(UNKNOWN, irreversible=False)
     report = dump_report(findings=(PASSING, replace(BLOCKING, allowed=True), unknown))
-    allowed, not_known = warning_lines(report, Manner())
+    allowed, not_known = warning_lines(report, Manner(verbose=True))
     assert "allowed by --allow" in allowed
     assert "nccl" in not_known
 
@@ -85,8 +95,10 @@ def test_quiet_says_nothing(monkeypatch):
 
 
 def test_silence_in_cron_and_words_on_request(capsys):
-    present(dump_report(), Manner())
+    present(dump_report(findings=(PASSING, NOTE, UNKNOWN)), Manner())
     assert capsys.readouterr() == ("", "")
+    present(dump_report(), Manner())
+    assert capsys.readouterr() == ("", f"{PERSISTENCE}\n")
     present(dump_report(), Manner(verbose=True))
     out, err = capsys.readouterr()
     assert out.startswith("dumped")

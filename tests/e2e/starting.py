@@ -23,7 +23,7 @@ from tests.harness import PROGRAMS, Jobs
 GPUCKPT = (sys.executable, "-m", "gpuckpt")
 TALKER = f"{sys.executable} {PROGRAMS / 'talker.py'}"
 
-STREAMS = {"cron": (1,), "ssh": (0, 1, 2), "ssh -t": (0, 1, 2), "systemd": (1,), "shell": (0, 1, 2)}
+STREAMS = {"cron": (1,), "systemd": (1,), **dict.fromkeys(("ssh", "ssh -t", "shell", "script"), (0, 1, 2))}
 """The streams that lead outside, each a thing of its own: cron and systemd give one for output and errors."""
 
 
@@ -49,13 +49,12 @@ def start(jobs: Jobs, how: str, kind: str, log: Path) -> Started:
     if 2 not in theirs:
         first[2] = theirs[1]
     command = f"{TALKER} {log}"
-    # cron and sshd start a shell that stays; systemd the program itself; a shell has the job as its child.
-    line = {
-        "cron": f"{command}; :",
-        "ssh": f"{command}; :",
-        "ssh -t": f"exec {command}",
-        "systemd": f"exec {command}",
-    }.get(how, f"set -m; {command} <&0; exec sleep 1000")
+    # cron and sshd start a shell that stays; systemd the program itself; a shell at a prompt gives the job a group
+    # of its own, a script does not.
+    below = f"{command} <&0; exec sleep 1000"
+    line = {"cron": f"{command}; :", "ssh": f"{command}; :", "shell": f"set -m; {below}", "script": below}.get(
+        how, f"exec {command}"
+    )
     child = jobs.start(
         "/bin/sh",
         "-c",
@@ -63,13 +62,13 @@ def start(jobs: Jobs, how: str, kind: str, log: Path) -> Started:
         stdin=first[0],
         stdout=first[1],
         stderr=first[2],
-        preexec_fn=_take_terminal if kind == "pty" and how in ("ssh", "ssh -t", "shell") else None,
+        preexec_fn=_take_terminal if kind == "pty" and 0 in STREAMS[how] else None,
     )
     for descriptor in set(theirs.values()):
         os.close(descriptor)
     reader = _drained(ours)
     harness.wait_for_count(log, 2)
-    pid = rounds.descendants(child.pid)[1] if how == "shell" else child.pid
+    pid = rounds.descendants(child.pid)[1] if how in ("shell", "script") else child.pid
     jobs.adopt(*rounds.descendants(child.pid))
     return Started(pid, ours, reader)
 

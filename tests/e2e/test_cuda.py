@@ -130,7 +130,7 @@ def test_main_killed_in_the_suspension_leaves_the_job_running(work, fake_gpu, ap
     before = app.checksum()
     run = start_slow_dump(fake_gpu, app, work / "img", act, copy_ms=1000)
     run.kill()
-    run.wait(10)
+    run.communicate(timeout=10)  # closes its pipes
     harness.wait_for(lambda: not journal_act(act, run), "the owner has ended and cleaned up")
     app.wait_for_steps(3)
     assert app.checksum() == before
@@ -157,7 +157,7 @@ def test_both_killed_restore_tree_repairs(work, fake_gpu, app, act):
     owner = owner_of(run.pid)
     os.kill(run.pid, signal.SIGKILL)
     os.kill(owner, signal.SIGKILL)
-    run.wait(10)
+    run.communicate(timeout=10)  # closes its pipes
     seen = gpuckpt("inspect", "--tree", app.pid, env=fake_gpu.variables)
     assert seen.report["data"]["interrupted"]["operation"] == "dump"
     refused = gpuckpt("dump", "--tree", app.pid, work / "img2", env=fake_gpu.variables)
@@ -199,7 +199,7 @@ def test_main_killed_in_the_cuda_restore_leaves_a_whole_tree_or_none(work, fake_
     run = harness.start_gpuckpt("restore", work / "img", env=fake_gpu.variables)
     harness.wait_for(lambda: journal_act("cuda-restore", run), "the CUDA restore has begun")
     run.kill()
-    run.wait(10)
+    run.communicate(timeout=10)  # closes its pipes
     harness.wait_for(lambda: not journal_act("cuda-restore", run), "the owner has ended")
     app.wait_for_steps(3)
     assert app.checksum() == before
@@ -252,3 +252,28 @@ def test_two_cuda_processes_are_suspended_together(work, fake_gpu, start_fake_cu
     assert restored.status == 0, restored
     app.wait_for_steps(3)
     assert_counted(app.steps())
+
+
+def test_an_unreaped_child_does_not_freeze_the_tree(work, fake_gpu, start_fake_cuda_app):
+    """A zombie cannot be seized (EPERM, as for a traced thread): it must be left out, not fail hold and unwind."""
+    fake_gpu.configure(total=8 << 30)
+    app = start_fake_cuda_app("--mib", "8", "--zombie")
+    dumped = gpuckpt(
+        "dump", "--tree", app.pid, work / "img", "--leave-running", "--settle", 0.2, env=fake_gpu.variables
+    )
+    assert (dumped.status, dumped.report["process"]) == (0, "running"), dumped
+    app.wait_for_steps(3)
+
+
+def test_a_main_that_was_stopped_does_not_keep_the_job_at_the_gate(work, fake_gpu, app):
+    """SIGSTOP of gpuckpt while the job stands at the gate: its owner lets the job go on after some silence."""
+    run = harness.start_gpuckpt("dump", "--tree", app.pid, work / "img", env=fake_gpu.variables)
+    harness.wait_for(lambda: journal_act("criu-started", run), "CRIU has started")
+    os.kill(run.pid, signal.SIGSTOP)
+    try:
+        harness.wait_for(lambda: journal_act("unwound", run), "the owner has undone the dump", 120)
+        app.wait_for_steps(3)
+    finally:
+        os.kill(run.pid, signal.SIGCONT)
+    stdout, _ = run.communicate(timeout=60)
+    assert (run.returncode, json.loads(stdout)["process"]) == (30, "running"), stdout

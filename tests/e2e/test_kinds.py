@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -49,6 +51,12 @@ def test_it_goes_on_where_it_stopped(work, jobs, kind, argument):
     restored = rounds.restore(jobs, work / "img")
     assert restored.report["data"]["pids"] == dumped.report["data"]["pids"]
     rounds.goes_on(work / "log", at_dump)
+    if kind == "pool":
+        # Its own end removes its semaphores' names: the restored resource tracker must still know them.
+        os.kill(job.pid, signal.SIGINT)
+        rounds.await_end(jobs, restored.report["data"]["pids"])
+        names = [one["linked_to"] for one in rounds.manifest(work / "img")["captured"]]
+        assert not [name for name in names if name and os.path.exists(name)]
 
 
 def test_children_still_share_their_parents_memory(work, jobs):

@@ -166,4 +166,25 @@ def test_a_pool_that_was_dumped_leaves_no_files_behind(work, jobs):
     harness.wait_for_count(work / "log", 2)
     rounds.dump(jobs, job.pid, work / "img")
     assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("link_remap")]
-    assert rounds.manifest(work / "img")["captured"]
+    captured = rounds.manifest(work / "img")["captured"]
+    assert captured
+    for one in captured:
+        Path(one["linked_to"]).unlink(missing_ok=True)  # the pool's own names, which only its own end removes
+
+
+def test_a_tree_whose_processes_come_and_go_is_saved_as_it_stands_still(work, jobs):
+    """A shell loop has a new child at every look: the image holds those of the freeze, not of the first look."""
+    script = f"n=0; while sleep 0.05; do n=$((n + 1)); echo $n >> {work / 'log'}; done"
+    pid = jobs.start("bash", "-c", script, cwd="/").pid
+    for round_number in range(4):
+        seen = harness.wait_for_count(work / "log", 3 + 10 * round_number)
+        image = work / f"img{round_number}"
+        dumped = gpuckpt("dump", "--tree", pid, image)
+        assert dumped.status == 0, dumped
+        jobs.reap()
+        harness.wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the loop's shell is gone")
+        restored = gpuckpt("restore", image, "--settle", 0.2)
+        assert restored.status == 0, restored
+        jobs.adopt(*restored.report["data"]["pids"])
+        harness.wait_for_count(work / "log", seen + 5)
+    harness.assert_gapless(work / "log")

@@ -112,22 +112,23 @@ def test_stdin_reaches_the_job_and_a_file_takes_precedence(work, jobs):
     assert (work / "own").read_text() == ""
 
 
-@pytest.mark.parametrize("how", ["systemd", "shell"], ids=["leads its session", "in a shell's session"])
+@pytest.mark.parametrize("how", ["ssh -t", "shell", "script"])
 class TestTerminal:
     """A job of a terminal at a new one."""
 
     @pytest.fixture
     def terminal(self, work, jobs, how):
-        job = starting.start(jobs, "ssh -t" if how == "systemd" else how, "pty", work / "log")
+        job = starting.start(jobs, how, "pty", work / "log")
         rounds.dump(jobs, job.pid, work / "img")
         job.close()
         at_dump = harness.numbers(work / "log")[-1]
         opened = starting.Terminal(jobs, *starting.GPUCKPT, "restore", work / "img", "--wait", rows=33, columns=99)
-        opened.see(str(at_dump + 3))
+        rounds.goes_on(work / "log", at_dump)
         yield opened
         opened.close()
 
     def test_lines_keys_and_the_windows_size_go_through(self, work, jobs, terminal):
+        terminal.see("SIZE 33 99")
         terminal.type("a line\n")
         terminal.see("heard a line")
         terminal.resize(44, 111)

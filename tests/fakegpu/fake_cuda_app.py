@@ -5,7 +5,7 @@
 LOG       one line per kernel: the counter that lives in GPU memory (rising by one). SIGUSR1 appends
           'XSUM HEX', the digest of the GPU memory behind the counter.
 LOG.tN    one line per step of plain thread N: its own counter
---device  a device node to hold open beside the GPU memory while the process is not checkpointed
+--device  a device node to hold open beside the GPU memory while the process is not checkpointed; --zombie: an unreaped child
 --children  N processes more with a fake GPU of their own (LOG.cN), --fork N idle children without one that
           inherit its descriptors
 """
@@ -58,6 +58,8 @@ def main(options: argparse.Namespace, log_path: str) -> None:
         if os.fork() == 0:
             while True:
                 signal.pause()
+    if options.zombie and os.fork() == 0:
+        os._exit(0)
     for index in range(options.threads):
         threading.Thread(target=append_counter, args=(f"{log_path}.t{index}", 0.005), daemon=True).start()
     threading.Thread(target=compute, args=(device, log, options.kernel_ms), daemon=True).start()
@@ -72,6 +74,7 @@ def parse() -> argparse.Namespace:
     for name, default in (("mib", 8), ("gpu", 0), ("threads", 3), ("kernel-ms", 10), ("children", 0), ("fork", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", default="")
+    parser.add_argument("--zombie", action="store_true")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""Two processes that count together over a TCP connection between them: paired_counter.py LOG [MB] [FILE]
+"""Two processes that count together over a connection between them: paired_counter.py LOG [MB] [FILE] [tcp|unix]
 
 The parent sends a rising number to its child, and only when the child has sent it back it stands in the
 log: a log that grows proves that both processes run and that their connection lives. Fifty a second. With
@@ -22,16 +22,24 @@ def hold_linked(path: str) -> int:
     return handle
 
 
-def main(path: str, megabytes: int, linked: str | None) -> None:
+def connected(kind: str) -> tuple[socket.socket, socket.socket]:
+    """Two ends of one connection."""
+    if kind == "unix":
+        return socket.socketpair()
+    listener = socket.create_server(("127.0.0.1", 0))
+    ours = socket.create_connection(listener.getsockname())
+    theirs, _ = listener.accept()
+    listener.close()
+    return ours, theirs
+
+
+def main(path: str, megabytes: int = 1, linked: str = "", kind: str = "tcp") -> None:
     """Count for ever."""
     os.closerange(3, 4096)  # a daemon holds nothing of those who started it
     if linked:
         hold_linked(linked)
     log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    listener = socket.create_server(("127.0.0.1", 0))
-    ours = socket.create_connection(listener.getsockname())
-    theirs, _ = listener.accept()
-    listener.close()
+    ours, theirs = connected(kind)
     if os.fork() == 0:
         ours.close()
         while number := theirs.recv(64):
@@ -50,4 +58,4 @@ def main(path: str, megabytes: int, linked: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else 1, sys.argv[3] if len(sys.argv) > 3 else None)
+    main(sys.argv[1], *map(int, sys.argv[2:3]), *sys.argv[3:])

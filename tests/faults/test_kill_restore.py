@@ -17,11 +17,11 @@ from tests.harness import gpuckpt
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
 
 ACTS = ("owner-started", "order", "criu", "criu-started", "let-go")
-MAIN_KILLS = 10
-OWNER_KILLS = 12
-BOTH_KILLS = 10
-CRIU_KILLS = 10
-ALL_KILLS = 5
+MAIN_KILLS = 8
+OWNER_KILLS = 9
+BOTH_KILLS = 8
+CRIU_KILLS = 5
+ALL_KILLS = 4
 
 MARKS = ("Forking task with", "Restoring children", "Restore via sigreturn", "Restored", "post-restore")
 """Lines of CRIU's log, from the first process that it forks to the last moment before the tree is let go."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
@@ -39,17 +40,29 @@ def _may_protect_from_oom() -> bool:
     return subprocess.run([sys.executable, "-c", words]).returncode == 0
 
 
+@contextlib.contextmanager
+def _held_at_the_gate(shot: Shot):
+    """The owner stands still, so CRIU waits at the gate for as long as the test looks; gives both pids."""
+    assert shot.until(lambda: arena.journal_has(shot.main.pid, "criu-started"))
+    owner = arena.owner_of(shot.main.pid)
+    os.kill(owner, signal.SIGSTOP)
+    criu = arena.criu_of(owner)
+    assert criu is not None
+    try:
+        yield owner, criu
+    finally:
+        os.kill(owner, signal.SIGCONT)
+
+
 def test_a_dumps_owner_and_criu_are_shielded(job, place):
     """What ends the programs of a unit or of a session passes by those whose death could take the job along."""
     shot = Shot("dump", "--tree", job.root, place / "img", *SETTLE)
-    assert shot.until(lambda: arena.criu_of(arena.owner_of(shot.main.pid)))
-    owner = arena.owner_of(shot.main.pid)
-    criu = arena.criu_of(owner)
-    assert _ignores(owner) == _ignores(criu) == set(ENDING_SIGNALS)
-    for pid in (owner, criu):
-        for number in ENDING_SIGNALS:
-            os.kill(pid, number)
-    assert os.getsid(owner) == owner  # no terminal's signals
+    with _held_at_the_gate(shot) as (owner, criu):
+        assert _ignores(owner) == _ignores(criu) == set(ENDING_SIGNALS)
+        for pid in (owner, criu):
+            for number in ENDING_SIGNALS:
+                os.kill(pid, number)
+        assert os.getsid(owner) == owner  # no terminal's signals
     assert shot.answer().status == 0
 
 
@@ -59,14 +72,12 @@ def test_the_oom_killer_takes_others_first(job, place):
         pytest.skip("this root may not lower oom_score_adj (no CAP_SYS_RESOURCE)")
     before = _oom_adj(job.root)
     shot = Shot("dump", "--tree", job.root, place / "img", *SETTLE)
-    assert shot.until(lambda: arena.criu_of(arena.owner_of(shot.main.pid)))
-    owner = arena.owner_of(shot.main.pid)
-    assert (_oom_adj(owner), _oom_adj(arena.criu_of(owner))) == (-1000, -1000)
+    with _held_at_the_gate(shot) as (owner, criu):
+        assert (_oom_adj(owner), _oom_adj(criu)) == (-1000, -1000)
     assert shot.answer().status == 0
     shot = Shot("restore", place / "img", *SETTLE)
-    assert shot.until(lambda: arena.criu_of(arena.owner_of(shot.main.pid)))
-    owner = arena.owner_of(shot.main.pid)
-    assert (_oom_adj(owner), _oom_adj(arena.criu_of(owner))) == (-1000, 0)
+    with _held_at_the_gate(shot) as (owner, criu):
+        assert (_oom_adj(owner), _oom_adj(criu)) == (-1000, 0)
     assert shot.answer().status == 0
     assert [_oom_adj(pid) for pid in job.pids] == [before, before]
 
@@ -74,13 +85,13 @@ def test_the_oom_killer_takes_others_first(job, place):
 def test_the_gates_script_is_killed(job, place):
     """CRIU takes that as a no; the tree runs on, whether the image was complete already or not."""
     shot = Shot("dump", "--tree", job.root, place / "img", *SETTLE)
-    assert shot.until(lambda: arena.journal_has(shot.main.pid, "at-gate"))
-    criu = arena.criu_of(arena.owner_of(shot.main.pid))
-    script = next((pid for pid in arena.children(criu)), None) if criu else None
-    killed = arena.kill(script)
+    with _held_at_the_gate(shot) as (_, criu):
+        (script,) = harness.wait_for(
+            lambda: [p for p in arena.children(criu) if "gate_client" in arena.command_of(p)], ""
+        )
+        arena.kill(script)
+        harness.wait_for(lambda: not harness.alive(criu), "CRIU gives up")
     answer = shot.answer()
-    if not killed or answer.status == 0:
-        pytest.skip("the script had passed the gate before it could be killed")
     assert (answer.status, answer.report["process"]) == (30, "running"), answer.error
     job.assert_goes_on()
     assert not arena.runs_of(*job.pids)

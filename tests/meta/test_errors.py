@@ -3,7 +3,7 @@
 import signal
 
 from gpuckpt.model import errors
-from gpuckpt.model.errors import GpuckptError, Interrupted, exit_status
+from gpuckpt.model.errors import GpuckptError, Interrupted, exit_status, in_words
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, GpuckptError)]
 
@@ -36,3 +36,9 @@ def test_statuses_are_the_published_ones():
 
 def test_a_signal_is_128_and_its_number():
     assert exit_status(Interrupted(signal.SIGTERM, "SIGTERM", process="running")) == 143
+
+
+def test_an_oserror_is_said_without_its_number():
+    assert in_words(FileNotFoundError(2, "No such file or directory", "/x")) == "/x: No such file or directory"
+    assert in_words(OSError(28, "No space left on device")) == "No space left on device"
+    assert in_words(TimeoutError("the driver did not answer")) == "the driver did not answer"

@@ -15,6 +15,7 @@ import gpuckpt
 from gpuckpt.cli.app import app
 from gpuckpt.cli.checklist import known_checks
 from gpuckpt.model import errors
+from gpuckpt.model.report import PHASES
 
 DATE = "2026-11-30"
 HERE = Path(__file__).parent
@@ -23,6 +24,7 @@ SECTIONS = (
     "SYNOPSIS",
     "DESCRIPTION",
     "OPTIONS",
+    "JSON",
     "CHECKS",
     "EXIT STATUS",
     "ENVIRONMENT",
@@ -66,6 +68,7 @@ def page(command: str) -> str:
     generated = {
         "SYNOPSIS": _synopsis(command),
         "OPTIONS": _options(command),
+        "JSON": [] if command else _json_words(),
         "CHECKS": _checks(command),
         "EXIT STATUS": _exit_statuses(command),
         "SEE ALSO": _see_also(command),
@@ -154,6 +157,22 @@ def _term(item: Any) -> str:
 
 def _value(metavar: str) -> str:
     return f"\\fI{metavar}\\fR" if metavar.isupper() else metavar
+
+
+def _json_words() -> list[str]:
+    """The words that stand in the source: codes of errors, phases of events."""
+    kinds = dict.fromkeys(kind for kinds in ENDINGS.values() for kind in kinds)
+    codes = ", ".join(f"`{kind.code}`" for kind in sorted(kinds, key=lambda kind: kind.status))
+    phases = ", ".join(f"`{phase}`" for phase in ("verify", *PHASES))
+    return [
+        *(".TP", ".I error.code", f"{roff(codes)}, one for each exit status from 1 on."),
+        *(".TP", ".I events"),
+        roff(
+            'Each line on stderr is {"event": PHASE, "state": "begin|progress|end|note"} with, where they are known, '
+            '"message", "done_bytes", "total_bytes" and "seconds".'
+        ),
+        f"The phases are {roff(phases)}.",
+    ]
 
 
 def _checks(command: str) -> list[str]:

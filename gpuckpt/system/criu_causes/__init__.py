@@ -31,13 +31,13 @@ LAST_LINE_ROWS: tuple[Row, ...] = (
         "shell-job-hang",
         r"Restoring (?P<pid>\d+) to \d+ pgid",
         "CRIU waits for ever: the image was dumped with --shell-job and restored without",
-        "end the leftover criu processes and process {pid}; use the same options as at the dump",
+        "run the restore again; if it stays, report it as a bug of gpuckpt, which gives CRIU the options of the dump",
     ),
     row(
         "pages-hang",
         r"pie: (?P<pid>\d+): (?:`- returned 0|Preadv )",
         "CRIU waits for ever for memory pages that the image does not have",
-        COPY_AGAIN + "; end the leftover criu processes and process {pid}",
+        COPY_AGAIN,
     ),
 )
 """Matched against the last line of a log without a verdict, when CRIU was ended because it did not end."""
@@ -49,5 +49,5 @@ KILLED = row(
     "criu-killed",
     r"",
     "CRIU was killed from outside in the middle of its work",
-    "the unfinished image is worthless: remove it and try again; a job with CUDA must be resumed",
+    "look for what killed it (`dmesg` names the victims of the out-of-memory killer), then run the command again",
 )

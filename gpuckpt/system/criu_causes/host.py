@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from gpuckpt.system.criu_causes.row import Row, row
 
+_OTHER_CGROUP = (
+    "restore without --wait (the tree then gets a cgroup of its own), or start gpuckpt in another cgroup, "
+    "for example with systemd-run"
+)
 _NEWER_CRIU = "install CRIU 4.2 or newer on this host"
 
 HOST: tuple[Row, ...] = (
@@ -35,7 +39,7 @@ HOST: tuple[Row, ...] = (
         "no-directory",
         r"(?:Can't open dir (?P<path>[^:]+)|Couldn't open image dir)",
         "the image directory {path} cannot be opened",
-        "check the path",
+        "look whether that directory is there, and repeat the command",
     ),
     row(
         "socket-options",  # criu#2718
@@ -71,7 +75,7 @@ HOST: tuple[Row, ...] = (
         "track-memory",
         r"Tracking memory is not available|BUG at criu/mem\.c",
         "this kernel does not track written pages (soft-dirty)",
-        "do without pre-dumps and memory tracking",
+        "report it as a bug: gpuckpt asks for no memory tracking; another kernel or CRIU may do",
     ),
     row(
         "plugin-missing",
@@ -105,13 +109,13 @@ PROCESSES: tuple[Row, ...] = (
         "freeze-timeout",
         r"Timeout reached\. Try to interrupt",
         "the tree could not be stopped in time",
-        "try again with a longer time limit",
+        "try again when the host is less busy: the longer a process waits for a device, the later it stops",
     ),
     row(
         "no-process",
         r"Failed to open \S+/(?P<pid>\d+)/comm",
         "there is no process {pid}",
-        "check the process id",
+        "it ended meanwhile: name a process that runs (`ps -e` lists them)",
     ),
     row(
         "traced",  # criu#2443
@@ -124,7 +128,7 @@ PROCESSES: tuple[Row, ...] = (
         "pid-taken",  # criu#2779
         r"Can't fork for (?P<pid>\d+): File exists",
         "process id {pid} is in use here: by a process, a zombie, or as a session or group id",
-        "wait for it, end the leftover, or restore in a pid namespace: --isolate pid",
+        "end what has it, or wait: a zombie goes when its parent reaps it; then repeat the command",
     ),
     row(
         "pid-race",
@@ -142,18 +146,18 @@ PROCESSES: tuple[Row, ...] = (
         "cpuset",  # criu#1524
         r"cg: .*No space left on device",
         "the job's cpuset cgroup has no CPUs here (this is not about a full disk)",
-        "restore without cgroups (CRIU's --manage-cgroups=ignore)",
+        _OTHER_CGROUP,
     ),
     row(
         "cgroup",
         r"Can't move .* into .*cgroup\.procs|cg: .*Can't move .* into ",
         "the job's cgroup does not exist here, or may not be used",
-        "restore without cgroups (CRIU's --manage-cgroups=ignore)",
+        _OTHER_CGROUP,
     ),
     row(
         "pidfile",
         r"pidfile: Can't open|Can't write pidfile",
         "CRIU cannot write the pid file",
-        "give an absolute path in a directory that exists",
+        "make /run writable, with room: gpuckpt lets CRIU write it there",
     ),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuckpt.system.criu_causes.row import COPY_AGAIN, Row, row
 
+_BUG = "report it as a bug of gpuckpt, which asks CRIU to keep such files"
 _SAME_BUILD = "install the same build of this file as on the source host"
 
 FILES: tuple[Row, ...] = (
@@ -11,7 +12,7 @@ FILES: tuple[Row, ...] = (
         "link-remap-off",
         r"Can't create link remap for (?P<path>.*?)\. Use link-remap",
         "{path} was deleted under that name while it is still in use (a POSIX semaphore of multiprocessing)",
-        "CRIU needs --link-remap for that",
+        _BUG,
     ),
     row(
         "link-remap-gone",  # criu#2016
@@ -29,13 +30,14 @@ FILES: tuple[Row, ...] = (
         "ghost",
         r"Can't dump ghost file (?P<path>.*) of (?P<size>\d+) size, increase limit",
         "the deleted file {path} is still open and larger than the limit ({size} bytes)",
-        "let the job close it, or dump with a higher limit (CRIU's --ghost-limit)",
+        "let the job close it, then dump again",
     ),
     row(
         "size-changed",
         r"File (?P<path>.+) has bad size (?P<size>\d+) \(expect (?P<expected>\d+)\)",
         "{path} has {size} bytes now and had {expected} at the dump",
-        "a file that only grew: cut it (truncate -s {expected} {path}); a program or library: " + _SAME_BUILD,
+        "a file that only grew: `cp -a {path} {path}.later && truncate -s {expected} {path}`; a program or library: "
+        + _SAME_BUILD,
     ),
     row(
         "build-changed",
@@ -66,7 +68,7 @@ FILES: tuple[Row, ...] = (
         "locks",
         r"Some file locks are hold by dumping tasks",
         "the job holds file locks",
-        "CRIU needs --file-locks for that, at dump and restore",
+        "try again: the job took them just then; gpuckpt asks CRIU to save those it saw",
     ),
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuckpt.system.criu_causes.row import Row, row
 
-_IO_URING = "set kernel.io_uring_disabled=2 (sysctl) and start the job again; no option of CRIU helps"
+_IO_URING = "run `sysctl kernel.io_uring_disabled=2` and start the job again"
 _SUSPEND_ALL = "every process with a GPU device open must use CUDA itself: start workers with spawn, not fork"
 _TCP = "dump with --tcp keep or --tcp close"
 
@@ -13,7 +13,7 @@ GPU: tuple[Row, ...] = (
         "cuda-timeout",  # https://github.com/NVIDIA/cuda-checkpoint/issues/26
         r"cuda_plugin: (?:PAUSE|CHECKPOINT)_DEVICES failed|Unable to read output of cuda-checkpoint",
         "suspending CUDA took longer than CRIU's time limit",
-        "raise the time limit; look at the job's CUDA state and resume it",
+        "run `gpuckpt restore --tree PID`, which resumes the job; then dump again with a longer --lock-timeout",
         also=r"Timeout reached|Interrupted system call",
     ),
     row(
@@ -122,13 +122,13 @@ TERMINAL: tuple[Row, ...] = (
         "session",
         r"The root process (?P<pid>\d+) is not a session leader",
         "the leader of the session of process {pid} lies outside the tree",
-        "dump the session leader; CRIU needs --shell-job at dump and restore otherwise",
+        "name the session's leader with --tree (`ps -o sid= -p {pid}` says which), or start the job with setsid",
     ),
     row(
         "no-terminal",
         r"tty: Don't have tty to inherit session from",
         "the job had a terminal and there is none here (cron, ssh -T)",
-        "restore it from a terminal that stays open",
+        "restore it with --wait, from a terminal that stays open (tmux, screen)",
     ),
 )
 
@@ -137,13 +137,13 @@ SOCKETS: tuple[Row, ...] = (
         "unix-outside",
         r"External socket is used\. Consider using --ext-unix-sk",
         "a unix socket's other end lies outside the tree",
-        "dump the parent of both processes, or let the job close the connection",
+        "name the parent of both processes with --tree, or let the job close the connection",
     ),
     row(
         "unix-half",  # criu#796
         r"Can't dump half of stream unix connection(?:\. name: (?P<name>.*?); peer name: (?P<peer>.*))?",
         "a unix stream connection leads out of the tree (its end: {name}, the other end: {peer})",
-        "dump the parent of both processes, or let the job close the connection",
+        "name the parent of both processes with --tree, or let the job close the connection",
     ),
     row(
         "tcp-open",
@@ -167,7 +167,7 @@ SOCKETS: tuple[Row, ...] = (
         "no-iptables",
         r"Iptables configuration failed|execvp\(\"ip6?tables-restore\"|exited, status=127",
         "CRIU wanted iptables to hold the TCP connections, and there is none here",
-        "use the network lock nftables, or install iptables",
+        "install iptables, or load the kernel's nf_tables (`modprobe nf_tables`)",
     ),
     row(
         "tcp-address",
@@ -179,6 +179,6 @@ SOCKETS: tuple[Row, ...] = (
         "port-taken",
         r"Can't bind inet socket.*: Address already in use",
         "a port that the job listens on or uses is taken on this host",
-        "stop what uses it (ss -tnlp shows it), or restore in a network namespace: --isolate net",
+        "stop what uses it (`ss -tnlp` shows it), then restore again",
     ),
 )

@@ -10,7 +10,14 @@ from gpuckpt.system.procfs.cgroups import (
 )
 from gpuckpt.system.procfs.descriptors import gpu_files, uses_io_uring
 from gpuckpt.system.procfs.elf import build_id
-from gpuckpt.system.procfs.host import HostPieces, cgroup_kind, cpu, memory, read_host_pieces
+from gpuckpt.system.procfs.host import (
+    HostPieces,
+    cgroup_kind,
+    cpu,
+    lacks_resource_capability,
+    memory,
+    read_host_pieces,
+)
 from gpuckpt.system.procfs.identity import (
     PidKind,
     ancestors,
@@ -18,20 +25,23 @@ from gpuckpt.system.procfs.identity import (
     is_same,
     process_id,
     state,
+    thread_state,
     threads,
     tree_ids,
     who_uses_ids,
 )
 from gpuckpt.system.procfs.looking import (
+    address_space_room,
     environment_values,
     file_here,
     kernel_watches,
     missing_addresses,
     ports_in_use,
+    security_modules,
     special_mappings,
 )
 from gpuckpt.system.procfs.pages import PageLayout, page_layout
-from gpuckpt.system.procfs.reading import Mapping, comm_of, maps_of, words_for
+from gpuckpt.system.procfs.reading import Mapping, comm_of, descriptor_path, maps_of, words_for
 from gpuckpt.system.procfs.redaction import redact, redact_text
 from gpuckpt.system.procfs.signals import (
     cpu_seconds,
@@ -50,6 +60,7 @@ __all__ = [
     "MemoryLimit",
     "PageLayout",
     "PidKind",
+    "address_space_room",
     "ancestors",
     "build_id",
     "cgroup2_mount",
@@ -59,12 +70,14 @@ __all__ = [
     "cpu",
     "cpu_seconds",
     "describe_pid",
+    "descriptor_path",
     "environment_values",
     "file_here",
     "gpu_files",
     "io_bytes",
     "is_same",
     "kernel_watches",
+    "lacks_resource_capability",
     "maps_of",
     "memory",
     "memory_limits",
@@ -78,11 +91,13 @@ __all__ = [
     "read_tree",
     "redact",
     "redact_text",
+    "security_modules",
     "send",
     "send_pid",
     "set_own_oom_score_adj",
     "special_mappings",
     "state",
+    "thread_state",
     "threads",
     "tree_ids",
     "unified_cgroup_of",

@@ -56,7 +56,7 @@ class MemoryLimit:
     directory: str
     limit_bytes: int
     used_bytes: int | None
-    """Page cache included, as the kernel counts."""
+    """Without page cache that the kernel would drop first."""
 
 
 def parse_membership(text: str) -> tuple[Membership, ...]:
@@ -170,10 +170,22 @@ def _limits_upwards(mount: CgroupMount, path: str, names: tuple[str, str]) -> It
             return
         limit = _number(f"{directory}/{names[0]}")
         if limit is not None and limit < V1_UNLIMITED:
-            yield MemoryLimit(directory, limit, _number(f"{directory}/{names[1]}"))
+            yield MemoryLimit(directory, limit, _used(directory, names[1]))
         if path == "/":
             return
         path = path.rpartition("/")[0] or "/"
+
+
+def _used(directory: str, name: str) -> int | None:
+    """Bytes in use that the kernel cannot drop: page cache that nobody has touched lately gives way."""
+    used = _number(f"{directory}/{name}")
+    return None if used is None else max(0, used - _idle_cache(read_text(f"{directory}/memory.stat") or ""))
+
+
+def _idle_cache(text: str) -> int:
+    """inactive_file of a memory.stat; in version 1 the total with the cgroups below."""
+    values = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
+    return int(values.get("total_inactive_file", values.get("inactive_file", "0")))
 
 
 def _number(path: str) -> int | None:

@@ -26,8 +26,9 @@ CAPABILITIES = {
 }
 """What CRIU and the hold cannot do without (numbers of include/uapi/linux/capability.h).
 
-CAP_SYS_RESOURCE is not among them: it is wanted for limits and oom_score_adj, and dumps work without it.
+CAP_SYS_RESOURCE is not among them: a tree of our own uid can do without (limits, oom_score_adj), see below.
 """
+SYS_RESOURCE = 24
 
 THP_PATH = "/sys/kernel/mm/transparent_hugepage/enabled"
 
@@ -126,8 +127,17 @@ def glibc_version() -> str | None:
 
 def missing_capabilities() -> tuple[str, ...]:
     """Which of the capabilities a dump and a restore need this process lacks."""
-    held = int((status_of(os.getpid()) or {}).get("CapEff", "0"), 16)
+    held = _effective_capabilities()
     return tuple(name for name, bit in CAPABILITIES.items() if not held >> bit & 1)
+
+
+def lacks_resource_capability() -> bool:
+    """Without CAP_SYS_RESOURCE nobody may read or set the limits of another user's process (prlimit)."""
+    return not _effective_capabilities() >> SYS_RESOURCE & 1
+
+
+def _effective_capabilities() -> int:
+    return int((status_of(os.getpid()) or {}).get("CapEff", "0"), 16)
 
 
 def uptime_seconds() -> float:

@@ -59,6 +59,12 @@ def state(process: ProcessId) -> str | None:
     return stat.state if stat and stat.start_ticks == process.start_ticks else None
 
 
+def thread_state(tid: int) -> str | None:
+    """The letter of a thread (or process) by its number alone; None when there is none."""
+    stat = stat_of(tid)
+    return stat.state if stat else None
+
+
 def threads(pid: int) -> list[int]:
     """The thread ids of a process, its own first where it still runs; empty when it is gone."""
     return list_numbers(f"/proc/{pid}/task")

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 
 from gpuckpt.model.facts import OpenFile
 from gpuckpt.system.procfs.elf import build_id
-from gpuckpt.system.procfs.reading import list_numbers, maps_of, read_bytes, read_link, read_text, stat_path, words_for
+from gpuckpt.system.procfs.reading import (
+    list_numbers,
+    maps_of,
+    read_bytes,
+    read_link,
+    read_text,
+    size_in,
+    stat_path,
+    status_of,
+    words_for,
+)
 from gpuckpt.system.procfs.sockettables import INET_TABLES, parse_inet
 
 if TYPE_CHECKING:
@@ -128,3 +138,19 @@ def _has_address(address: str) -> bool:
         except OSError as error:
             return error.errno != errno.EADDRNOTAVAIL
     return True
+
+
+def address_space_room(pid: int) -> int | None:
+    """Bytes a process may still map under RLIMIT_AS; None without such a limit."""
+    for line in (read_text(f"/proc/{pid}/limits") or "").splitlines():
+        if line.startswith("Max address space"):
+            limit = line.split()[3]
+            size = size_in(status_of(pid) or {}, "VmSize")
+            return max(0, int(limit) - size) if limit.isdigit() else None
+    return None
+
+
+def security_modules() -> str:
+    """The security module that gives processes labels here: 'apparmor', 'selinux' or '', as criuformat names it."""
+    active = (read_text("/sys/kernel/security/lsm") or "").split(",")
+    return next((name for name in ("selinux", "apparmor") if name in active), "")

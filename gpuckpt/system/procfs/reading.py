@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -160,6 +161,11 @@ def comm_of(pid: int) -> str:
     """The name of a process, or '' when it is gone."""
     stat = stat_of(pid)
     return stat.comm if stat else ""
+
+
+def descriptor_path(descriptor: int) -> Path:
+    """A name under which every process of this host reaches what we have open, wherever it lies by now."""
+    return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
 
 
 def words_for(pid: int) -> str:

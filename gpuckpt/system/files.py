@@ -1,0 +1,129 @@
+"""What the standard library lacks for files that others may exchange under our hands."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+AT_FDCWD = -100
+RENAME_NOREPLACE = 1
+UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+MOST_LINKS = 40
+"""The kernel's own limit for one path."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A file under a name, known well enough never to remove another one that stands there later."""
+
+    path: str
+    device: int
+    inode: int
+
+    @property
+    def still_there(self) -> bool:
+        """The name leads to this very file."""
+        return placed(self.path) == self
+
+    def remove(self) -> None:
+        """Remove the name, where it still leads to this file."""
+        with contextlib.suppress(OSError):
+            if self.still_there:
+                os.unlink(self.path)  # noqa: PTH108 - a path as text
+
+    def to_json(self) -> list[Any]:
+        """For messages and the journal; `placed_from` reads it."""
+        return [self.path, self.device, self.inode]
+
+
+def placed(path: str | os.PathLike[str]) -> Placed | None:
+    """What stands under a name now (a link itself, not what it leads to); None where nothing does."""
+    try:
+        seen = os.lstat(path)
+    except OSError:
+        return None
+    return Placed(os.fspath(path), seen.st_dev, seen.st_ino)
+
+
+def placed_from(entries: Any) -> tuple[Placed, ...]:
+    """Read what `to_json` wrote; what is anything else is left out."""
+    found = (tuple(entry) for entry in entries if isinstance(entry, list)) if isinstance(entries, list) else ()
+    return tuple(
+        Placed(*entry)
+        for entry in found
+        if len(entry) == 3 and isinstance(entry[0], str) and all(isinstance(number, int) for number in entry[1:])
+    )
+
+
+def open_plain(path: str | os.PathLike[str]) -> int:
+    """A regular file, opened for reading: no link is followed, no FIFO waited for. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(0, "it is no regular file", os.fspath(path))
+    return descriptor
+
+
+def rename_to_new(source: Path, target: Path) -> None:
+    """Rename; raises FileExistsError where anything, an empty directory included, stands at `target`. Raises OSError.
+
+    Some file systems (NFS) and old C libraries cannot do it in one step: there it is looked at first.
+    """
+    number = _rename_no_replace(source, target)
+    if number in UNSUPPORTED:
+        if os.path.lexists(target):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+        source.rename(target)
+    elif number:
+        raise OSError(number, os.strerror(number), str(source), None, str(target))
+
+
+def _rename_no_replace(source: Path, target: Path) -> int:
+    """0 or the error's number."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return errno.ENOSYS
+    done = call(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), ctypes.c_uint(RENAME_NOREPLACE))
+    return 0 if done == 0 else ctypes.get_errno()
+
+
+def unsafe_places(path: Path, own_uid: int) -> tuple[str, ...]:
+    """Who else than root and `own_uid` can exchange what `path` leads to, itself included: '/srv/x belongs to user 7'.
+
+    Every directory and every link on the way is judged. In a directory with the sticky bit (as /tmp) others
+    can add names, not rename or remove ours.
+    """
+    at, pending, links = Path("/"), [*reversed(path.absolute().parts[1:])], 0
+    found = _exchangeable(at, own_uid)
+    while pending and links < MOST_LINKS:
+        name = pending.pop()
+        step = at.parent if name == ".." else at / name
+        try:
+            to = str(step.readlink()) if step.is_symlink() else None
+            found += [words for words in _exchangeable(step, own_uid) if words not in found]
+        except OSError:
+            break  # what is not there cannot be exchanged
+        if to is None:
+            at = step
+            continue
+        links += 1
+        at = Path("/") if to.startswith("/") else at
+        pending += [part for part in reversed(Path(to).parts) if part != "/"]
+    return tuple(found)
+
+
+def _exchangeable(place: Path, own_uid: int) -> list[str]:
+    seen = place.lstat()
+    found = []
+    if seen.st_uid not in (0, own_uid):
+        found.append(f"{place} belongs to user {seen.st_uid}")
+    writable = seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not stat.S_ISLNK(seen.st_mode)
+    if writable and not (stat.S_ISDIR(seen.st_mode) and seen.st_mode & stat.S_ISVTX):
+        found.append(f"{place} has mode {stat.S_IMODE(seen.st_mode):04o}")
+    return found
