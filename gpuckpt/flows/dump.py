@@ -198,7 +198,11 @@ class DumpWork:
             if self.way.made_progress():
                 tell(owner, "progress")
 
-        said = hear(owner, ("captured",), self.machine, self.interruption, meanwhile=report_progress)
+        words = ("captured", "giving-up")
+        said = hear(owner, words, self.machine, self.interruption, meanwhile=report_progress)
+        if said["say"] == "giving-up":
+            self.way.abort()
+            hear(owner, (), self.machine)
         self.way.complete(self.interruption.check)
         saved = captured_files.save_link_remaps(partial.criu, partial.files)
         self.interruption.check()
