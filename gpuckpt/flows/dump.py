@@ -207,7 +207,11 @@ class DumpWork:
             if self.way.made_progress():
                 tell(owner, "progress")
 
-        said = hear(owner, ("captured",), self.machine, self.interruption, meanwhile=report_progress)
+        words = ("captured", "giving-up")
+        said = hear(owner, words, self.machine, self.interruption, meanwhile=report_progress)
+        if said["say"] == "giving-up":
+            self.way.abort()
+            hear(owner, (), self.machine)
         self.way.complete(self.interruption.check)
         tree = gather.tree_at_rest(self.facts.tree, keep_argv=self.request.keep_argv)
         self.interruption.check()

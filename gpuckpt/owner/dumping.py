@@ -230,6 +230,7 @@ class DumpWork:
     def _fail(self, message: str, hint: str = "", line: str = "") -> None:
         """Bring the tree back, then say what happened."""
         if self._run is not None:
+            self._tell("giving-up")  # main closes its pipes: CRIU may be waiting for a disk that does not answer
             status = self._run.turn_away(END_SECONDS)
             if status is None or status < 0:
                 self._remove_network_lock()

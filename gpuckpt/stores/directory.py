@@ -13,6 +13,7 @@ import fcntl
 import os
 import shutil
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +29,7 @@ from gpuckpt.system.files import rename_to_new
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES = 4 << 20
 PARTIAL_SUFFIX = ".partial"
 AS_ROOT = "run it as root: sudo gpuckpt ..."
 
@@ -303,12 +304,21 @@ def _refuse_writable_by_others(path: Path, root: Path) -> None:
 
 
 def verify(image: Image, going_on: Callable[[], None] = lambda: None, *, but: frozenset[str] = frozenset()) -> None:
-    """Read every byte of every part and compare. Raises ImageCorrupt naming the first part that does not fit.
+    """Read every byte of every part, with all cores. Raises ImageCorrupt naming the first part that does not fit.
 
     Of the parts in `but` the caller reads and verifies the content itself, as it is used.
     """
-    for part in image.manifest.parts:
+
+    def compare(part: Part) -> None:
         _verify_part(image.part(part.path), part, going_on, content=part.path not in but)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        try:
+            for _ in pool.map(compare, image.manifest.parts):
+                going_on()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
     known = {part.path for part in image.manifest.parts} | NOT_DIGESTED
     root = image.root
     for place in sorted(root.rglob("*")):
