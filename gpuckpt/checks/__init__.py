@@ -22,6 +22,7 @@ from gpuckpt.checks.facts import (
     needed_ports,
 )
 from gpuckpt.checks.gpu_restore import resolve_map
+from gpuckpt.checks.image import writable_files
 from gpuckpt.checks.objects import needs_terminal, restore_needs
 from gpuckpt.model.errors import Busy, GpuckptError, MachineLacks, NotFound, Refused, UsageError
 from gpuckpt.model.report import Finding
@@ -48,6 +49,7 @@ __all__ = [
     "resolve_map",
     "restore_needs",
     "unknown_ids",
+    "writable_files",
 ]
 
 DUMP_CHECKS: tuple[Check[DumpFacts], ...] = (
@@ -119,6 +121,7 @@ RESTORE_CHECKS: tuple[Check[RestoreFacts], ...] = (
     files.FILES_SIZE,
     files.FILES_BUILD,
     files.FILES_MODE,
+    files.FILES_OWNER,
     files.FILES_CONTENT,
     files.FILES_CAPTURED,
     arrival.PIDS_FREE,

@@ -105,6 +105,20 @@ def _mode(facts: RestoreFacts) -> Judgement:
     return none_of(wrong, expected="files with the mode they had", hint=hint, fine="the same")
 
 
+def _owner(facts: RestoreFacts) -> Judgement:
+    wrong = []
+    for file, here in _pairs(facts):
+        if (here.uid, here.gid) != (file.uid, file.gid):
+            wrong.append(f"{file.path} belongs to {here.uid}:{here.gid}, belonged to {file.uid}:{file.gid}")
+        if here.resolved != file.resolved:
+            wrong.append(f"{file.path} is reached through a link now and is {here.resolved or file.path}")
+    hint = (
+        "see who has changed that: the restored tree has each of them open as if it were the old one, with the rights "
+        "it had then; `chown USER:GROUP PATH` gives one back, a link must give way to the file"
+    )
+    return none_of(wrong, expected="files of their owners, at their own paths", hint=hint, fine="the same")
+
+
 def _content(facts: RestoreFacts) -> Judgement:
     changed = [
         file.path
@@ -141,6 +155,9 @@ FILES_BUILD: Check[RestoreFacts] = Check(
     "files-build", "block", "programs and libraries are the same builds", _build, allowable=False
 )
 FILES_MODE: Check[RestoreFacts] = Check("files-mode", "block", "files have the mode they had", _mode, allowable=False)
+FILES_OWNER: Check[RestoreFacts] = Check(
+    "files-owner", "block", "files belong to whom they did, and no link leads to others", _owner
+)
 FILES_CONTENT: Check[RestoreFacts] = Check("files-content", "note", "files were not written since the dump", _content)
 FILES_CAPTURED: Check[RestoreFacts] = Check(
     "files-captured", "block", "nothing else stands where files of the image belong", _captured

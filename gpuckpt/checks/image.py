@@ -86,7 +86,10 @@ def _left_files(facts: DumpFacts) -> Judgement | None:
     if not facts.request.leave_running:
         return None
     found = [f"{file.path} ({file.size} bytes)" for file in writable_files(facts.tree)]
-    hint = "keep copies of them with the image: a restore needs each one as large as it is now"
+    hint = (
+        "copy each right after the dump and put the copies back before a restore, which needs them as large as they "
+        "are now; a job that opens its log for appending only (>>) has no need of that"
+    )
     return none_of(found, expected="no files that the job changes after the dump", hint=hint)
 
 
@@ -147,7 +150,9 @@ IMAGE_PARENT_SAFE: Check[DumpFacts] = Check(
     "image-parent-safe", "block", "nobody else can replace the image", _parent_safe
 )
 DISK_SPACE: Check[DumpFacts] = Check("disk-space", "block", "the image will fit on its file system", _space)
-LEFT_FILES: Check[DumpFacts] = Check("left-files", "note", "files that a job left running will change", _left_files)
+LEFT_FILES: Check[DumpFacts] = Check(
+    "left-files", "warn", "a job left running does not change files that a restore needs", _left_files
+)
 IMAGE_SAFE: Check[RestoreFacts] = Check("image-safe", "block", "nobody else can change the image", _image_safe)
 """--allow opens only what is said about the way to the image: open_image never opens one that others can write."""
 

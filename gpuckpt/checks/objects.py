@@ -9,6 +9,7 @@ from gpuckpt.checks.check import Check, Judgement, failed, listing, none_of, pas
 from gpuckpt.checks.facts import DumpFacts, outside_connections
 from gpuckpt.checks.processes import named
 from gpuckpt.model.facts import Descriptor, Process, Stdio, Tree
+from gpuckpt.model.manifest import GHOST_LIMIT_BYTES
 
 SAVED_DEVICES = frozenset(f"/dev/{name}" for name in ("null", "zero", "full", "random", "urandom", "kmsg", "mem"))
 GPU_DEVICES = re.compile(r"/dev/(nvidia|gdrdrv)")
@@ -217,6 +218,12 @@ def _deleted(facts: DumpFacts) -> Judgement | None:
     deleted = [file for file in facts.tree.files if file.deleted and file.links == 0]
     if not deleted:
         return None
+    # CRIU compares what is allocated with its limit, not the size.
+    large = [file for file in deleted if file.blocks_bytes > GHOST_LIMIT_BYTES]
+    if large:
+        found = listing(f"{file.path} ({size(file.blocks_bytes)}; {', '.join(file.uses)})" for file in large)
+        hint = "make the job close it, or truncate it through /proc/PID/fd/N if its content may go"
+        return failed(f"no deleted file above {size(GHOST_LIMIT_BYTES)}", found, hint, "block")
     total = sum(file.blocks_bytes for file in deleted)
     found = listing(f"{file.path} ({size(file.blocks_bytes)})" for file in deleted)
     hint = f"nothing to do: they become part of the image and add {size(total)}"
@@ -248,4 +255,6 @@ WATCHES: Check[DumpFacts] = Check(
     "inotify", "block", "no inotify watch lies on /proc or /sys", _watches, allowable=False
 )
 LOCKS: Check[DumpFacts] = Check("file-locks", "note", "file locks that the restore must take again", _locks)
-DELETED: Check[DumpFacts] = Check("deleted-files", "note", "deleted files that become part of the image", _deleted)
+DELETED: Check[DumpFacts] = Check(
+    "deleted-files", "note", "deleted files that become part of the image; up to 1 GiB each", _deleted, allowable=False
+)

@@ -89,6 +89,9 @@ def dump(request: DumpRequest, machine: Machine, interruption: Interruption) -> 
         work = DumpWork(request, machine, interruption, facts, findings, run, base, notes=notes)
         try:
             return work.perform()
+        except GpuckptError as error:
+            error.findings = work.findings
+            raise
         finally:
             run.finish(keep=work.tree_is_held)
 
@@ -222,6 +225,7 @@ class DumpWork:
     def _judge_again(self, tree: Tree) -> None:
         """Between the first look and the freeze the tree ran on: what it became must pass the checks as well."""
         findings = checks.judge(checks.DUMP_CHECKS, replace(self.facts, tree=tree), self.request.allow)
+        self.findings = findings
         refusal = checks.refusal(findings)
         if refusal is not None:
             raise refusal
@@ -239,10 +243,14 @@ class DumpWork:
             if done["state"] == "running":
                 why, hint = dumporder.cause({}, trouble)
                 raise DumpFailed(f"{why}; the tree runs on", hint) from None
-        if done["state"] != "running":
+        ended = done["state"] == "gone" and all(one.state == "gone" for one in seen_of(done))
+        if done["state"] != "running" and not (ended and self.published and not done["problem"]):
             raise self._error_from(done)
-        settle.require_alive(self.facts.tree.ids, self.request.settle_seconds)
-        return self._report(done, process="running")
+        if not ended and settle.stays_alive(self.facts.tree.ids, self.request.settle_seconds):
+            return self._report(done, process="running")
+        # Whether that was its own end nobody can tell who is not its parent; the image holds what was before.
+        self.notes.append(f"process {self.facts.tree.root.pid} ended by itself soon after it went on")
+        return self._report(done, process="ended")
 
     def _publish(self, capture: Capture, done: dict[str, Any] | None) -> None:
         """Digest, write down, sync, rename. `done` is the owner's word when the tree goes on already."""
@@ -314,10 +322,19 @@ class DumpWork:
             "seconds": {**self.manifest.seconds, **done["seconds"]},
             "frozen_seconds": done.get("frozen_seconds", self.manifest.frozen_seconds),
             "stopped_seconds": done.get("stopped_seconds", self.manifest.stopped_seconds),
+            **self._restorable(),
             "notes": list(self.manifest.notes)
             + [f"ended, not yet reaped: {why}" for why in done.get("not_reaped", ())],
         }
         return Report("dump", "ok", process, data, self.findings)
+
+    def _restorable(self) -> dict[str, Any]:
+        """Whether the image can be restored as it is, however long the job that was left running goes on."""
+        assert self.manifest is not None  # noqa: S101 - published
+        written = checks.writable_files(self.manifest.tree) if self.request.leave_running else ()
+        if not written:
+            return {"restorable": "yes"}
+        return {"restorable": "with-files", "needs_files": {file.path: file.size for file in written}}
 
     def _abort(self, owner: OwnerHandle, trouble: Exception) -> Report:
         """Before the commit: tell the owner to undo, and say what it saw. After it: the image decides."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt.flows.interruption import BrokenOff
+from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import GpuckptError, Interrupted, ProcessState
 from gpuckpt.model.manifest import CriuOptions
 from gpuckpt.owner.messages import CudaMember, DumpOrder, TreeOrder
@@ -51,7 +52,7 @@ def criu_options(facts: DumpFacts, *, run_id: str, lsm: str) -> CriuOptions:
         tcp_established=inet,
         network_lock=program.network_lock,
         file_locks=tree.file_locks,
-        ghost_limit_bytes=criu.GHOST_LIMIT_BYTES,
+        ghost_limit_bytes=manifests.GHOST_LIMIT_BYTES,
         ext_unix_sockets=any(socket.family == "unix" and not socket.inside for socket in tree.sockets),
         external=tuple(_external_keys(tree)),
         cpu_cap=criu.CPU_CAP,

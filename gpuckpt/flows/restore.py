@@ -51,6 +51,7 @@ from gpuckpt.owner import runs
 from gpuckpt.owner.handle import OwnerHandle
 from gpuckpt.owner.messages import INHERITED_FD, CudaMember, Inherited, PeerGone, RestoreOrder, TreeOrder
 from gpuckpt.stores import directory
+from gpuckpt.system import procfs
 from gpuckpt.system.terminal import PtyRelay
 
 if TYPE_CHECKING:
@@ -313,6 +314,10 @@ class RestoreWork:
         gather.note_lineage(tree.root, self.manifest)
         assert self.lean is not None  # noqa: S101 - it was made for the order
         self.lean.remove_pages()
+        if not self.request.wait and said.get("cgroup") and said["cgroup"] == procfs.cgroup_of(os.getpid()):
+            self.notes.append(
+                f"the tree has no cgroup of its own; it stays in {said['cgroup']} and may end with what runs there"
+            )
         data: dict[str, Any] = {
             "image": str(self.request.image),
             "image_id": self.manifest.image_id,

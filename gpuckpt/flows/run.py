@@ -53,4 +53,4 @@ def _reported(command: str, act: Callable[[], Report]) -> Report:
     except GpuckptError as error:
         refused = isinstance(error, REFUSALS) and error.process == "untouched"
         outcome: Outcome = "refused" if refused else "failed"
-        return Report(command, outcome, error.process, {}, (), error)
+        return Report(command, outcome, error.process, {}, error.findings, error)

@@ -25,17 +25,20 @@ def require_alive(ids: Sequence[ProcessId], seconds: float) -> None:
 
     Only the root: its children may well finish their work in these seconds.
     """
-    root = ids[0]
+    if not stays_alive(ids, seconds):
+        raise RestoredUnhealthy(
+            f"process {ids[0].pid} ended within {seconds:g} s", "its own output says why", process="gone"
+        )
+
+
+def stays_alive(ids: Sequence[ProcessId], seconds: float) -> bool:
+    """Whether the root lives for `seconds`, watched until then."""
     deadline = time.monotonic() + seconds
-    while True:
-        letter = procfs.state(root)
-        if letter in ENDED:
-            raise RestoredUnhealthy(
-                f"process {root.pid} ended within {seconds:g} s", "its own output says why", process="gone"
-            )
+    while procfs.state(ids[0]) not in ENDED:
         if time.monotonic() >= deadline:
-            return
+            return True
         time.sleep(STEP_SECONDS)
+    return False
 
 
 def require_on_gpu(tree: TreeOrder, machine: Machine, *, force_program: bool) -> dict[int, int]:

@@ -6,7 +6,10 @@ user's processes and is one of the words of the JSON envelope.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from gpuckpt.model.report import Finding
 
 ProcessState = Literal["running", "ended", "restored", "frozen", "gone", "untouched"]
 
@@ -18,6 +21,8 @@ class GpuckptError(Exception):
     status: ClassVar[int] = 1
     meaning: ClassVar[str] = "a bug in gpuckpt"
     process: ProcessState = "untouched"
+    findings: tuple[Finding, ...] = ()
+    """What the checks had said before it failed."""
 
     def __init__(self, message: str, hint: str = "", *, process: ProcessState | None = None) -> None:
         super().__init__(message)

@@ -109,6 +109,8 @@ class OpenFile:
     build_id: str | None = None
     uid: int = 0
     gid: int = 0
+    resolved: str = ""
+    """Where the path leads by links, if there are any on the way. What a process has open is named without them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,10 @@ class CapturedFile:
     """Another name of the same inode, when it still exists: put back as a hard link to it."""
 
 
+GHOST_LIMIT_BYTES = 1 << 30
+"""Deleted files are saved up to this size; CRIU's own limit is 1 MiB."""
+
+
 @dataclass(frozen=True, slots=True)
 class CriuOptions:
     """What restore must repeat, and what CRIU recorded."""

@@ -213,9 +213,9 @@ class DumpWork:
                 return
             end_all(self._everyone)
         now = time.monotonic()
-        left = _await_gone(self._everyone.ids)
-        for one in placed_from(self._litter):
+        for one in placed_from(self._litter):  # at once: an unreaped process can keep us for long
             one.remove()
+        left = _await_gone(self._everyone.ids)
         if ok and not self._order.keep_network_lock:
             # CRIU leaves it for a restore here; behind it even the inner connections of that restore are dead.
             self._remove_network_lock()

@@ -14,6 +14,7 @@ steps, and what a crash of the owner at each leaves:
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -149,7 +150,15 @@ class RestoreWork:
             return self._keep(os.open(entry.path, os.O_RDWR | os.O_NOCTTY))
         flags = os.O_RDWR if entry.readable and entry.writable else os.O_WRONLY if entry.writable else os.O_RDONLY
         flags |= os.O_CREAT | os.O_APPEND if entry.writable else 0
-        return self._keep(os.open(entry.path, flags | os.O_NOCTTY, 0o600))
+        try:
+            # A FIFO without a reader would hold us for ever, in a call that no deadline ends.
+            descriptor = os.open(entry.path, flags | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            raise ResumeFailed(f"nobody reads {entry.path}: start its reader first") from None
+        os.set_blocking(descriptor, True)
+        return self._keep(descriptor)
 
     def _keep(self, descriptor: int) -> int:
         self._opened.append(descriptor)

@@ -28,8 +28,13 @@ class OwnCgroup:
         self.path.mkdir(parents=True, exist_ok=True, mode=0o755)
 
     def join(self) -> None:
-        """Move the calling process in: CRIU's children are then born there."""
-        (self.path / "cgroup.procs").write_text("0")
+        """Move the calling process in: CRIU's children are then born there.
+
+        Called between fork and exec. Where the kernel refuses it (threaded or delegated cgroups, limits), the
+        tree stays in ours; the restore says so.
+        """
+        with contextlib.suppress(OSError):
+            (self.path / "cgroup.procs").write_text("0")
 
     def kill(self) -> None:
         """End everything in it, stopped tasks too (cgroup.kill, kernel 5.14)."""

@@ -26,9 +26,6 @@ CHECK_TIMEOUT = 30.0
 TIMEOUT_SECONDS = 60
 """CRIU's own limit for collecting (seizing) the tasks."""
 
-GHOST_LIMIT_BYTES = 1 << 30
-"""Deleted files are saved up to this size; CRIU's own limit is 1 MiB."""
-
 CPU_CAP = "ins,fpu"
 
 _VERSION = re.compile(r"Version: (\d+(?:\.\d+)*)")

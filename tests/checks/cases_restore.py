@@ -77,6 +77,7 @@ IMAGE: Cases = {
 
 DATA = "/srv/job/data.bin"
 PYTHON = "/usr/bin/python3"
+FILES_HERE = {entry.path: entry for entry in tree().files}
 FILES: Cases = {
     "files-missing": Case(FINE, restore(files={DATA: None, PYTHON: None}), (DATA, PYTHON, "1000 exe")),
     "directories": Case(FINE, restore(files={"/srv/job": None}), ("/srv/job", "1000 cwd")),
@@ -85,6 +86,11 @@ FILES: Cases = {
         FINE, restore(files={PYTHON: file(PYTHON, mode=stat.S_IFREG | 0o755, build_id="cd34")}), ("cd34", "ab12")
     ),
     "files-mode": Case(FINE, restore(files={DATA: file(DATA, mode=stat.S_IFREG | 0o600)}), ("100600", "100644")),
+    "files-owner": Case(
+        FINE,
+        restore(files={DATA: file(DATA, uid=1000), PYTHON: replace(FILES_HERE[PYTHON], resolved="/root/secret")}),
+        (f"{DATA} belongs to 1000:0, belonged to 0:0", "/root/secret"),
+    ),
     "files-content": Case(FINE, restore(files={DATA: file(DATA, mtime=2000.0)}), (DATA,)),
     "files-captured": Case(
         restore(made_captured=(SAVED,), files={SAVED.path: None}),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import harness
-from tests.faults.arena import RUNS, SETTLE, runs_of
+from tests.faults.arena import RUNS, SETTLE, journal_has, runs_of
 from tests.harness import gpuckpt, start_gpuckpt, wait_for
 
 pytestmark = pytest.mark.criu
@@ -73,7 +73,7 @@ def captured_path(image: Path) -> Path:
 def test_main_killed_after_the_commit_leaves_no_litter(holders, place):
     job = holders("AAAA")
     main = start_gpuckpt("dump", "--tree", job.pid, place / "img", *SETTLE)
-    wait_for((place / "img").exists, "published")
+    wait_for(lambda: journal_has(main.pid, "committed"), "committed")
     main.kill()
     main.communicate()
     job.child.wait(30)

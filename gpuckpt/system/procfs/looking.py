@@ -82,6 +82,7 @@ def file_here(path: str) -> OpenFile | None:
         build_id=build_id(path) if stat.S_ISREG(seen.st_mode) else None,
         uid=seen.st_uid,
         gid=seen.st_gid,
+        resolved="" if (real := os.path.realpath(path)) == path else real,
     )
 
 
