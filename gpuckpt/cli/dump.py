@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from gpuckpt.cli import options
+from gpuckpt.cli.completing import complete_image
 from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.session import Listener, carry_out
 from gpuckpt.model.report import Report
@@ -36,6 +37,30 @@ def dump(
         ),
     ] = 60.0,
     settle: options.Settle = 3.0,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            metavar="IMAGE",
+            autocompletion=complete_image,
+            help="An older image: memory that it holds already is shared with it, not written again.",
+        ),
+    ] = None,
+    level: Annotated[
+        str,
+        typer.Option(
+            "--level", metavar="LEVEL", parser=options.level, help="How hard to compress: -5 (fast) to 19, or none."
+        ),
+    ] = "-1",
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers", metavar="N", parser=options.count, help="Threads that compress (default: one for each core)."
+        ),
+    ] = None,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Let CRIU write the image itself: slower, and not compressed.")
+    ] = False,
     force_program: options.ForceProgram = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -58,6 +83,10 @@ def dump(
         lock_timeout_seconds=lock_timeout,
         settle_seconds=settle,
         force_program=force_program,
+        plain=plain,
+        level=None if level == "none" else int(level),
+        workers=workers,
+        base=options.absolute(base) if base is not None else None,
     )
     return carry_out(Manner(as_json, quiet, verbose, dry_run), lambda listener: _run(request, listener))
 

@@ -35,6 +35,14 @@ def inspect(
         ),
     ] = None,
     verify: Annotated[bool, typer.Option("--verify", help="Read and check every byte of the image.")] = False,
+    extract: Annotated[
+        str | None,
+        typer.Option(
+            "--extract",
+            metavar="DIR",
+            help="Write the image as a plain CRIU directory, which must not exist, and print the commands for it.",
+        ),
+    ] = None,
     keep_argv: options.KeepArgv = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -45,8 +53,14 @@ def inspect(
         raise UsageError("TARGET and --tree are both given", "name an image or a process, not both")
     if verify and target is None:
         raise UsageError("--verify needs an image", "name the directory of the image")
+    if extract is not None and target is None:
+        raise UsageError("--extract needs an image", "name the directory of the image")
     request = InspectRequest(
-        target=None if target is None else options.absolute(target), pid=tree, verify=verify, keep_argv=keep_argv
+        target=None if target is None else options.absolute(target),
+        pid=tree,
+        verify=verify,
+        keep_argv=keep_argv,
+        extract=None if extract is None else options.absolute(extract),
     )
     return carry_out(Manner(as_json, quiet, verbose), lambda listener: _run(request, listener))
 

@@ -60,6 +60,24 @@ def pid(text: str) -> int:
     return int(text)
 
 
+def level(text: str) -> str:
+    """A level of compression, as it is written: 'none', or a number of zstd's."""
+    try:
+        known = text == "none" or -5 <= int(text) <= 19
+    except ValueError:
+        known = False
+    if not known:
+        raise typer.BadParameter(f"{text!r} is neither none nor a number from -5 to 19.")
+    return text
+
+
+def count(text: str) -> int:
+    """A number of threads."""
+    if not (text.isascii() and text.isdigit() and 0 < int(text) <= 256):
+        raise typer.BadParameter(f"{text!r} is not a number from 1 to 256.")
+    return int(text)
+
+
 Timeout = Annotated[
     float | None,
     typer.Option(

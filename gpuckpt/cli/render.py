@@ -130,7 +130,9 @@ def _warning(finding: Finding) -> str:
 
 def result_lines(report: Report) -> list[str]:
     """The one line that says a dump, restore or repair is done."""
-    if report.outcome == "planned" or report.command == "inspect" or "exit_status" in report.data:
+    if report.command == "inspect":
+        return [words.safe(command) for command in (report.data.get("extracted") or {}).get("commands", ())]
+    if report.outcome == "planned" or "exit_status" in report.data:
         return []
     return [_dumped(report) if report.command == "dump" else _restored(report)]
 

@@ -51,6 +51,12 @@ def restore(
         list[str] | None,
         typer.Option("--gpu", metavar="OLD=NEW", help="Put what was on GPU OLD on GPU NEW. May be repeated."),
     ] = None,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", help="Let CRIU restore all memory from files, instead of writing it into the tree in parallel."
+        ),
+    ] = False,
     dry_run: options.DryRun = False,
     allow: options.Allow = None,
     timeout: options.Timeout = None,
@@ -69,7 +75,7 @@ def restore(
     stdio = {number: path for number, path in enumerate((stdin, stdout, stderr)) if path is not None}
     request: RestoreRequest | RepairRequest
     if tree is not None:
-        if wait or stdio or tcp or gpu or allow:
+        if wait or stdio or tcp or gpu or allow or plain:
             raise UsageError("--tree repairs a tree that is here; the options of an image make no sense with it")
         request = RepairRequest(pid=tree, timeout_seconds=timeout, dry_run=dry_run, force_program=force_program)
     else:
@@ -84,6 +90,7 @@ def restore(
             timeout_seconds=timeout,
             settle_seconds=settle,
             force_program=force_program,
+            plain=plain,
         )
     return carry_out(
         Manner(as_json, quiet, verbose, dry_run, shares_terminal=wait), lambda listener: _run(request, listener)

@@ -39,14 +39,19 @@ def hear(
     words: tuple[str, ...],
     machine: Machine,
     interruption: Interruption | None = None,
+    *,
+    meanwhile: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Listen until the owner says one of `words`; phases become events, words that came too late are dropped.
+
+    `meanwhile` is called every STEP_SECONDS and may raise.
 
     Raises OwnerSays for a bad last word, OwnerGone when it died, BrokenOff on a signal or the deadline.
     """
     while True:
         if interruption is not None:
             interruption.check()
+        meanwhile()
         try:
             message = handle.channel.receive(STEP_SECONDS)
         except PeerGone:

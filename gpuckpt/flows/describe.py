@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt import checks
+from gpuckpt.flows import extract as extracting
 from gpuckpt.flows import gather
 from gpuckpt.flows.interruption import BrokenOff
-from gpuckpt.model.errors import ImageCorrupt, Interrupted
+from gpuckpt.model.errors import ImageCorrupt, Interrupted, Refused
 from gpuckpt.model.jsonform import to_json
 from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.model.requests import DumpRequest, RestoreRequest
@@ -40,6 +42,7 @@ def _inspect_image(target: Path, request: InspectRequest, machine: Machine, inte
         if request.verify:
             machine.listener(Event("verify", "begin"))
             _verify(image, interruption)
+        commands = _extract(image, request.extract, machine, interruption) if request.extract else []
         facts = gather.restore_facts(RestoreRequest(image=target), image.manifest, machine)
         findings = checks.judge(checks.RESTORE_CHECKS, facts, frozenset())
         data = {
@@ -49,10 +52,22 @@ def _inspect_image(target: Path, request: InspectRequest, machine: Machine, inte
             "verified": True if request.verify else None,
             "restorable": _verdict(findings),
             "bytes_on_disk": image.bytes_on_disk(),
+            "extracted": {"path": str(request.extract), "commands": commands} if request.extract else None,
         }
         return Report("inspect", "ok", "untouched", data, findings)
     finally:
         image.close()
+
+
+def _extract(image: directory.Image, target: Path, machine: Machine, interruption: Interruption) -> list[str]:
+    machine.listener(Event("extract", "begin"))
+    try:
+        return extracting.extract(image, target, interruption)
+    except BrokenOff as trouble:
+        number = trouble.signal_number or signal.SIGINT
+        raise Interrupted(number, "broken off; what was extracted is removed", process="untouched") from None
+    except OSError as error:
+        raise Refused(f"{target} cannot be written: {error.strerror}", "choose a directory with room") from None
 
 
 def _verify(image: directory.Image, interruption: Interruption) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt import __version__, checks
-from gpuckpt.flows import gather, settle
+from gpuckpt.flows import capturing, dumporder, gather, settle
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.conversation import (
     REAP_SECONDS,
@@ -41,28 +41,28 @@ from gpuckpt.model.errors import (
     DumpFailed,
     GpuckptError,
     ImageCorrupt,
-    Interrupted,
     MachineLacks,
     ProcessState,
     Refused,
     TreeHeld,
 )
-from gpuckpt.model.manifest import CriuOptions, CudaSuspension, Manifest
+from gpuckpt.model.manifest import CudaSuspension, Manifest
 from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.owner import journal, runs
 from gpuckpt.owner.handle import OWNER_LOG, OwnerHandle
-from gpuckpt.owner.messages import CudaMember, DumpOrder, PeerGone, TreeOrder
+from gpuckpt.owner.messages import DumpOrder, PeerGone, TreeOrder
 from gpuckpt.stores import directory
-from gpuckpt.system import criu, procfs
+from gpuckpt.system import procfs
 
 if TYPE_CHECKING:
     from gpuckpt.checks.facts import DumpFacts
+    from gpuckpt.flows.capturing import Capturing, Content
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
     from gpuckpt.model.facts import Tree
     from gpuckpt.model.requests import DumpRequest
     from gpuckpt.owner.runs import Run
-    from gpuckpt.stores.directory import PartialImage
+    from gpuckpt.stores.directory import Image, PartialImage
     from gpuckpt.system.files import Placed
 
 
@@ -80,16 +80,32 @@ def dump(request: DumpRequest, machine: Machine, interruption: Interruption) -> 
         return Report("dump", "refused" if refusal else "planned", "untouched", plan, findings, refusal)
     if refusal:
         return Report("dump", "refused", "untouched", plan, findings, refusal)
-    notes = repairing.clear_before_dump(facts.tree, machine, force_program=request.force_program)
-    run = runs.begin("dump", facts.tree.ids)
-    work = DumpWork(request, machine, interruption, facts, findings, run, notes=notes)
+    with contextlib.ExitStack() as stack:
+        notes = repairing.clear_before_dump(facts.tree, machine, force_program=request.force_program)
+        base = _base(request, machine, interruption, notes)
+        if base is not None:
+            stack.callback(base.close)
+        run = runs.begin("dump", facts.tree.ids)
+        work = DumpWork(request, machine, interruption, facts, findings, run, base, notes=notes)
+        try:
+            return work.perform()
+        except GpuckptError as error:
+            error.findings = work.findings
+            raise
+        finally:
+            run.finish(keep=work.tree_is_held)
+
+
+def _base(request: DumpRequest, machine: Machine, interruption: Interruption, notes: list[str]) -> Image | None:
+    """The base image, verified while the tree still runs. Raises NotFound, Refused, Interrupted."""
+    if request.base is None:
+        return None
+    machine.listener(Event("verify", "begin"))
     try:
-        return work.perform()
-    except GpuckptError as error:
-        error.findings = work.findings
-        raise
-    finally:
-        run.finish(keep=work.tree_is_held)
+        return capturing.open_base(request, interruption, notes)
+    except BrokenOff as trouble:
+        error = dumporder.as_interrupted(trouble, "nothing was touched")
+        raise error or DumpFailed(f"broken off: {trouble.why}; the tree runs on") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +130,13 @@ class DumpWork:
     facts: DumpFacts
     findings: tuple[Finding, ...]
     run: Run
+    base: Image | None = None
     tree_is_held: bool = False
     notes: list[str] = field(default_factory=list)
     published: bool = False
     manifest: Manifest | None = None
+    way: Capturing = field(init=False)
+    """How the images reach the disk."""
     litter: tuple[Placed, ...] = ()
     """What CRIU leaves beside the tree's files when it ends the tree; the owner removes it, or we do."""
 
@@ -125,15 +144,30 @@ class DumpWork:
         """Suspend, capture, publish, commit; any failure ends in the unwind and says what was seen."""
         partial = self._create_partial()
         try:
-            with OwnerHandle(self.run) as owner:
-                try:
-                    return self._converse(owner, partial)
-                finally:
-                    owner.channel.close()
-                    owner.reap(REAP_SECONDS)
+            self.way = self._prepare(partial)
+            try:
+                with OwnerHandle(self.run) as owner:
+                    try:
+                        return self._converse(owner, partial)
+                    finally:
+                        owner.channel.close()
+                        owner.reap(REAP_SECONDS)
+            finally:
+                self.way.close()
         finally:
             if not self.published:
                 partial.discard()
+
+    def _prepare(self, partial: PartialImage) -> Capturing:
+        known = len(self.notes)
+        try:
+            program = self.facts.host.criu
+            way = capturing.prepare(self.request, program, self.run, partial, self.base, self.notes)
+        except OSError as error:
+            raise DumpFailed(*dumporder.cause({}, error)) from None
+        for note in self.notes[known:]:
+            self.machine.listener(Event("capture", "note", note))
+        return way
 
     def _create_partial(self) -> PartialImage:
         try:
@@ -148,7 +182,8 @@ class DumpWork:
 
     def _converse(self, owner: OwnerHandle, partial: PartialImage) -> Report:
         try:
-            owner.give(self._order(partial))
+            self.way.start()
+            owner.give(self._order())
             try:
                 capture = self._captured(owner, partial)
                 if not self.request.leave_running:
@@ -159,13 +194,28 @@ class DumpWork:
             tell(owner, "commit", litter=[one.to_json() for one in self.litter])
             return self._after_resume(owner, capture) if self.request.leave_running else self._after_end(owner)
         except OwnerSays as last:
-            return self._bad_end(last.message)
+            return self._bad_end(last.message, self.way.trouble())
         except (OwnerGone, PeerGone):
+            self.way.abort()
             return self._repair()
+
+    def _order(self) -> DumpOrder:
+        left = self.interruption.left_seconds()
+        return dumporder.order(self.request, self.facts, self.run, self.way.images, left, stream=self.way.streamed)
 
     def _captured(self, owner: OwnerHandle, partial: PartialImage) -> Capture:
         """CRIU stands at the gate, the tree stands still, the images are complete: save what will not stay."""
-        said = hear(owner, ("captured",), self.machine, self.interruption)
+
+        def report_progress() -> None:
+            if self.way.made_progress():
+                tell(owner, "progress")
+
+        words = ("captured", "giving-up")
+        said = hear(owner, words, self.machine, self.interruption, meanwhile=report_progress)
+        if said["say"] == "giving-up":
+            self.way.abort()
+            hear(owner, (), self.machine)
+        self.way.complete(self.interruption.check)
         tree = gather.tree_at_rest(self.facts.tree, keep_argv=self.request.keep_argv)
         self.interruption.check()
         saved = captured_files.save_link_remaps(partial.criu, partial.files, captured_files.deleted_files(tree))
@@ -191,7 +241,7 @@ class DumpWork:
             self._publish(capture, done)
         except (OSError, GpuckptError) as trouble:
             if done["state"] == "running":
-                why, hint = _cause({}, trouble)
+                why, hint = dumporder.cause({}, trouble)
                 raise DumpFailed(f"{why}; the tree runs on", hint) from None
         ended = done["state"] == "gone" and all(one.state == "gone" for one in seen_of(done))
         if done["state"] != "running" and not (ended and self.published and not done["problem"]):
@@ -209,20 +259,20 @@ class DumpWork:
         check = self.interruption.check if done is None else lambda: None
         partial = capture.partial
         _refuse_other_processes(partial.criu, capture.tree)
-        parts = directory.describe_parts(partial.path, check)
+        content = self.way.content(partial, check)
         _copy_log(Path(capture.said["log"]), partial.path / "criu-dump.log")
         partial.sync_parts()
         check()
         seconds = {**capture.said["seconds"], **(done["seconds"] if done else {})}
         seconds["publish"] = time.monotonic() - began
-        self.manifest = self._manifest(capture, parts, seconds, done)
+        self.manifest = self._manifest(capture, content, seconds, done)
         partial.publish(manifests.encode(self.manifest))
         self.published = True
 
     def _manifest(
         self,
         capture: Capture,
-        parts: tuple[manifests.Part, ...],
+        content: Content,
         seconds: dict[str, float],
         done: dict[str, Any] | None,
     ) -> Manifest:
@@ -230,61 +280,31 @@ class DumpWork:
         tree = capture.tree
         return Manifest(
             format=manifests.FORMAT,
-            requires=("criu-files",),
+            requires=content.requires,
             image_id=uuid.uuid4().hex,
             created=time.time(),
             gpuckpt=__version__,
             host=self.facts.host,
             tree=tree,
-            criu=self._options(run_id=capture.said.get("run_id") or inventory.run_id, lsm=inventory.lsm),
-            parts=parts,
+            criu=dumporder.criu_options(
+                self.facts, run_id=capture.said.get("run_id") or inventory.run_id, lsm=inventory.lsm
+            ),
+            parts=content.parts,
             captured=capture.saved,
             stopped=tree.stopped,
             handed_over_stopped=bool(tree.cuda),
-            cuda=tuple(CudaSuspension(m.id, m.restore_tid, m.memory_bytes) for m in _members(tree)),
+            cuda=tuple(CudaSuspension(m.id, m.restore_tid, m.memory_bytes) for m in dumporder.members(tree)),
             tcp=self.request.tcp,
             left_running=self.request.leave_running,
             lineage=gather.lineage_of(tree.root),
             seconds=seconds,
             frozen_seconds=done["frozen_seconds"] if done else sum(seconds.values()),
             stopped_seconds=done["stopped_seconds"] if done else sum(seconds.values()),
-            bytes_raw=directory.sizes(parts),
-            bytes_stored=directory.sizes(parts),
+            bytes_raw=content.bytes_raw,
+            bytes_stored=directory.sizes(content.parts),
+            bytes_shared=content.bytes_shared,
             allowed=tuple(finding.id for finding in self.findings if finding.allowed),
-            notes=tuple(self.notes),
-        )
-
-    def _order(self, partial: PartialImage) -> DumpOrder:
-        tree = self.facts.tree
-        return DumpOrder(
-            run_directory=str(self.run.directory),
-            tree=TreeOrder(tree.root, tree.ids, tree.stopped, _members(tree)),
-            criu=self.facts.host.criu.path or "",
-            images=str(partial.criu),
-            options=self._options(run_id="", lsm=""),
-            leave_running=self.request.leave_running,
-            keep_network_lock=self.request.tcp == "keep",
-            lock_timeout_ms=round(self.request.lock_timeout_seconds * 1000),
-            deadline_seconds=self.interruption.left_seconds(),
-            force_program=self.request.force_program,
-        )
-
-    def _options(self, *, run_id: str, lsm: str) -> CriuOptions:
-        tree, program = self.facts.tree, self.facts.host.criu
-        inet = any(socket.family in ("inet", "inet6") and socket.type == "stream" for socket in tree.sockets)
-        around = tree.surroundings
-        return CriuOptions(
-            version=program.version or "",
-            run_id=run_id,
-            shell_job=not around.session_leader_inside,
-            tcp_established=inet,
-            network_lock=program.network_lock,
-            file_locks=tree.file_locks,
-            ghost_limit_bytes=manifests.GHOST_LIMIT_BYTES,
-            ext_unix_sockets=any(socket.family == "unix" and not socket.inside for socket in tree.sockets),
-            external=tuple(_external_keys(tree)),
-            cpu_cap=criu.CPU_CAP,
-            lsm=lsm,
+            notes=(*self.notes, *content.notes),
         )
 
     def _report(self, done: dict[str, Any], process: ProcessState) -> Report:
@@ -298,11 +318,13 @@ class DumpWork:
             "pids": list(self.manifest.tree.pids),
             "bytes_raw": self.manifest.bytes_raw,
             "bytes_stored": self.manifest.bytes_stored,
+            "bytes_shared": self.manifest.bytes_shared,
             "seconds": {**self.manifest.seconds, **done["seconds"]},
             "frozen_seconds": done.get("frozen_seconds", self.manifest.frozen_seconds),
             "stopped_seconds": done.get("stopped_seconds", self.manifest.stopped_seconds),
             **self._restorable(),
-            "notes": self.notes + [f"ended, not yet reaped: {why}" for why in done.get("not_reaped", ())],
+            "notes": list(self.manifest.notes)
+            + [f"ended, not yet reaped: {why}" for why in done.get("not_reaped", ())],
         }
         return Report("dump", "ok", process, data, self.findings)
 
@@ -316,6 +338,7 @@ class DumpWork:
 
     def _abort(self, owner: OwnerHandle, trouble: Exception) -> Report:
         """Before the commit: tell the owner to undo, and say what it saw. After it: the image decides."""
+        self.way.abort()
         try:
             tell(owner, "abort")
             hear(owner, (), self.machine)
@@ -338,7 +361,7 @@ class DumpWork:
         """The owner's last word as the error the user sees."""
         if message["say"] == "lacks":
             return MachineLacks(message["message"], message["hint"])
-        why, hint = _cause(message, trouble)
+        why, hint = dumporder.cause(message, trouble)
         log = self.run.keep_log(Path(message["log"])) if message.get("log") else None
         hint = "; ".join(part for part in (hint, f"CRIU's log: {log}" if log and trouble is None else "") if part)
         if message["state"] == "running":
@@ -355,7 +378,7 @@ class DumpWork:
     def _runs_on(self, why: str, hint: str, trouble: Exception | None) -> GpuckptError:
         """The tree was seen running; where that came after the publishing, it has run on past its image."""
         kept = f"; {self.request.image} is complete and holds what it was before" if self.published else ""
-        return _as_interrupted(trouble) or DumpFailed(f"{why}; the tree runs on{kept}", hint)
+        return dumporder.as_interrupted(trouble) or DumpFailed(f"{why}; the tree runs on{kept}", hint)
 
     def _held(self, why: str, message: dict[str, Any]) -> GpuckptError:
         """Not everything runs: which process is what, and the command that repairs it."""
@@ -372,7 +395,7 @@ class DumpWork:
     def _repair(self, trouble: Exception | None = None, why: str = OWNER_KILLED, hint: str = "dump again") -> Report:
         """The owner is gone: a second one looks at the tree. Raises what it saw, unless all ended as it should."""
         tree = self.facts.tree
-        order = TreeOrder(tree.root, tree.ids, tree.stopped, _members(tree))
+        order = TreeOrder(tree.root, tree.ids, tree.stopped, dumporder.members(tree))
         message = repair_with_second_owner(
             self.run,
             order,
@@ -382,7 +405,7 @@ class DumpWork:
         )
         trouble = trouble or self._broken_off()  # what killed the owner may have been meant for all of us
         if message is None and not journal.read(self.run.directory).has("order"):
-            raise _as_interrupted(trouble) or DumpFailed(f"{why} before it touched the tree", hint)
+            raise dumporder.as_interrupted(trouble) or DumpFailed(f"{why} before it touched the tree", hint)
         if message is None:
             self.tree_is_held = True
             raise TreeHeld(
@@ -397,53 +420,11 @@ class DumpWork:
         raise self._held(why, message)
 
 
-def _cause(message: dict[str, Any], trouble: Exception | None) -> tuple[str, str]:
-    """What to tell: main's own trouble where there was one, else the owner's words."""
-    if isinstance(trouble, GpuckptError):
-        return trouble.message, trouble.hint
-    if isinstance(trouble, OSError):
-        where = f" ({trouble.filename})" if trouble.filename else ""
-        return f"the image could not be written: {trouble.strerror}{where}", "make room, or choose another directory"
-    if isinstance(trouble, BrokenOff):
-        return f"broken off: {trouble.why}", ""
-    return message.get("message", "the resume failed"), message.get("hint", "")
-
-
-def _as_interrupted(trouble: Exception | None) -> GpuckptError | None:
-    if isinstance(trouble, BrokenOff) and trouble.signal_number is not None:
-        return Interrupted(trouble.signal_number, f"broken off: {trouble.why}; the tree runs on", process="running")
-    return None
-
-
 def _copy_log(log: Path, target: Path) -> None:
     """CRIU's log travels along; it is no part of the digests, and its loss costs nothing."""
     with contextlib.suppress(OSError):
         shutil.copyfile(log, target)
         target.chmod(0o600)
-
-
-def _members(tree: Tree) -> tuple[CudaMember, ...]:
-    return tuple(
-        CudaMember(
-            one.id,
-            one.restore_tid,
-            {use.gpu_uuid: use.memory_bytes for use in tree.gpu_uses if use.pid == one.id.pid and use.memory_bytes},
-        )
-        for one in tree.cuda
-    )
-
-
-def _external_keys(tree: Tree) -> list[str]:
-    """--external for stdio that leads outside.
-
-    A stream socket, for CRIU refuses half a pair otherwise; and a terminal where the root leads its session, for
-    only an external one becomes its controlling terminal again. A job within another's session joins the
-    restorer's, with its terminal (--shell-job).
-    """
-    sockets = [f"unix[{stdio.key[8:-1]}]" for stdio in tree.outside_stdio if stdio.kind == "socket"]
-    if not tree.surroundings.session_leader_inside:
-        return sockets
-    return sockets + [stdio.key for stdio in tree.outside_stdio if stdio.kind == "tty"]
 
 
 def _refuse_other_processes(criu_directory: Path, tree: Tree) -> None:

@@ -5,26 +5,25 @@ steps, and what kill -9 of this process at each leaves (the owner's steps: owner
 1. open, verify every part, judge, plan   nothing was touched
 2. lean directory, captured files          files under their own names, which the next restore uses
 3. owner: CRIU up to the gate               the owner turns CRIU away: nothing is left of the tree
-4. owner: CUDA restore, let go              the owner goes on by itself: a whole, running tree, or none
-5. look at it                               the tree runs
+4. memory into the tree the owner holds     the owner ends the held tree: nothing is left of it
+5. owner: CUDA restore, let go              the owner goes on by itself: a whole, running tree, or none
+6. look at it                               the tree runs
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import select
-import signal
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt import checks
-from gpuckpt.flows import gather, settle
+from gpuckpt.flows import gather, injecting, settle, verifying
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.conversation import (
     REAP_SECONDS,
-    STEP_SECONDS,
     OwnerGone,
     OwnerSays,
     hear,
@@ -32,6 +31,8 @@ from gpuckpt.flows.conversation import (
     tell,
 )
 from gpuckpt.flows.interruption import BrokenOff
+from gpuckpt.flows.jobwait import JobWait
+from gpuckpt.flows.leandir import LeanDirectory, PackedMemory, Preparation, is_packed
 from gpuckpt.flows.places import require_places
 from gpuckpt.images import captured as captured_files
 from gpuckpt.images import criuformat, timers
@@ -54,22 +55,16 @@ from gpuckpt.system import procfs
 from gpuckpt.system.terminal import PtyRelay
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gpuckpt.checks import RestoreFacts
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
+    from gpuckpt.images.memory import MemoryPlan
     from gpuckpt.model.facts import Stdio
     from gpuckpt.model.manifest import CriuOptions, Manifest
     from gpuckpt.model.requests import RestoreRequest
     from gpuckpt.owner.runs import Run
     from gpuckpt.stores.directory import Image
     from gpuckpt.system.files import Placed
-
-DRAIN_SECONDS = 1.0
-
-PASSED_ON = (signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH, signal.SIGALRM)
-"""With --wait these go to the job as well as INT, TERM and HUP."""
 
 
 def restore(request: RestoreRequest, machine: Machine, interruption: Interruption) -> Report:
@@ -78,7 +73,7 @@ def restore(request: RestoreRequest, machine: Machine, interruption: Interruptio
     image = directory.open_image(request.image)
     try:
         machine.listener(Event("verify", "begin"))
-        _verify(image, interruption)
+        _verify(image, request, interruption)
         notes = [] if request.dry_run else _clear(request, image, machine)
         facts = gather.restore_facts(request, image.manifest, machine)
         findings = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
@@ -107,12 +102,9 @@ def _clear(request: RestoreRequest, image: Image, machine: Machine) -> list[str]
     return repairing.clear_before_restore(image.manifest.tree.ids, machine, force_program=request.force_program)
 
 
-def _verify(image: Image, interruption: Interruption) -> None:
+def _verify(image: Image, request: RestoreRequest, interruption: Interruption) -> None:
     try:
-        directory.verify(image, interruption.check)
-        in_image = criuformat.read_process_list(image.part("criu/pstree.img"))
-        if {process.pid for process in in_image} != set(image.manifest.tree.pids):
-            raise ImageCorrupt("criu/pstree.img holds other processes than the manifest", "do not restore this image")
+        verifying.verify_before_restore(image, request, interruption)
     except BrokenOff as trouble:
         raise _interrupted(trouble, "nothing was touched") from None
 
@@ -135,6 +127,8 @@ class RestoreWork:
     put_back: list[Placed] = field(default_factory=list)
     captured_lock: int | None = None
     notes: list[str] = field(default_factory=list)
+    packed: PackedMemory | None = None
+    lean: LeanDirectory | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -145,6 +139,7 @@ class RestoreWork:
         """Let the owner build the tree; what was put in place for it goes again when that fails."""
         came_up = False
         try:
+            self.packed = PackedMemory(self.image) if is_packed(self.image) else None
             self._put_files_back()
             if self.request.wait and checks.needs_terminal(self.manifest.tree):
                 self.relay = PtyRelay()
@@ -171,6 +166,8 @@ class RestoreWork:
                 os.close(copy)
             if self.relay is not None:
                 self.relay.close()
+            if self.packed is not None:
+                self.packed.close()
             if not came_up:
                 captured_files.remove(self.put_back)
             self._end_of_captured_files()
@@ -192,7 +189,10 @@ class RestoreWork:
 
     def _build(self, owner: OwnerHandle) -> dict[str, Any]:
         try:
-            owner.give(self._order())
+            owner.give(self._order(owner))
+            if self.lean is not None and self.lean.plan is not None:
+                hear(owner, ("held",), self.machine, self.interruption)
+                self._inject(owner, self.lean.plan)
             return hear(owner, ("restored",), self.machine, self.interruption)
         except BrokenOff as trouble:
             return self._abort(owner, trouble)
@@ -200,6 +200,27 @@ class RestoreWork:
             raise self._error_from(last.message) from None
         except (OwnerGone, PeerGone):
             return self._repair()
+
+    def _inject(self, owner: OwnerHandle, plan: MemoryPlan) -> None:
+        """Fill the held tree; where that fails the owner ends it, before an instruction of it has run."""
+        assert self.packed is not None  # noqa: S101 - there is no plan without
+        try:
+            injecting.inject(self.packed, plan, self.interruption.check)
+        except (ImageCorrupt, RestoreFailed) as error:
+            raise self._end_held(owner, error) from None
+        tell(owner, "injected")
+
+    def _end_held(self, owner: OwnerHandle, error: GpuckptError) -> GpuckptError:
+        """The error to raise once the owner has ended the tree."""
+        with contextlib.suppress(OwnerGone):
+            tell(owner, "abort")
+        try:
+            hear(owner, ("restored",), self.machine)
+        except OwnerSays as last:
+            if last.message["say"] != "failed" or last.message["left"]:
+                return self._error_from(last.message)
+        error.message += "; nothing is left behind"
+        return error
 
     def _abort(self, owner: OwnerHandle, trouble: BrokenOff) -> dict[str, Any]:
         """Undo what can be undone. With --wait a signal that comes too late for that goes to the job."""
@@ -217,14 +238,15 @@ class RestoreWork:
         root = self.manifest.tree.root.pid
         raise _interrupted(trouble, f"it came too late: process {root} is restored and runs", restored=True) from None
 
-    def _order(self) -> RestoreOrder:
+    def _order(self, owner: OwnerHandle) -> RestoreOrder:
         manifest = self.manifest
+        self.lean = self._prepare(owner)
         members = tuple(CudaMember(one.id, one.restore_tid, one.gpu_memory_bytes) for one in manifest.cuda)
         return RestoreOrder(
             run_directory=str(self.run.directory),
             tree=TreeOrder(manifest.tree.root, manifest.tree.ids, manifest.stopped, members),
             criu=self.facts.host.criu.path or "",
-            images=str(self._lean_directory()),
+            images=str(self.lean.path),
             options=self._options(),
             handed_over_stopped=manifest.handed_over_stopped,
             inherited=self._inherited(),
@@ -235,22 +257,29 @@ class RestoreWork:
             cgroup_name=None if self.request.wait else f"{manifest.tree.root.pid}-{self.run.id}",
             deadline_seconds=self.interruption.left_seconds(),
             force_program=self.request.force_program,
+            lean=self.lean.plan is not None,
         )
+
+    def _prepare(self, owner: OwnerHandle) -> LeanDirectory:
+        """Make the directory that CRIU reads, and decide what it shall not see."""
+        plan = None
+        if self.packed is not None:
+            criu = self.image.part("criu")
+            plan, note = injecting.plan(self.packed, criu, owner.pid, plain=self.request.plain)
+            self.notes += [note] if note else []
+        return Preparation(
+            self.image,
+            self.run.directory,
+            self.packed,
+            plan,
+            self.facts.host.memory_available_bytes,
+            self._for_this_restore,
+            self.interruption.check,
+        ).make()
 
     def _options(self) -> CriuOptions:
         allowed = any(finding.id == "cpu-flags" and finding.allowed for finding in self.findings)
         return replace(self.manifest.criu, cpu_cap="none") if allowed else self.manifest.criu
-
-    def _lean_directory(self) -> Path:
-        """Links to the verified parts and nothing else, so that no stray file of the image reaches CRIU."""
-        lean = self.run.directory / "images"
-        lean.mkdir(mode=0o700)
-        for part in self.manifest.parts:
-            folder, _, name = part.path.partition("/")
-            if folder == "criu" and "/" not in name:
-                (lean / name).symlink_to(self.image.part(part.path))
-        _edit(lean / criuformat.FILES, self._for_this_restore)
-        return lean
 
     def _for_this_restore(self, files_img: bytes) -> bytes:
         """What CRIU shall find in files.img: timers that go on, and connections closed where that was decided."""
@@ -283,6 +312,8 @@ class RestoreWork:
         """It is up. Note where it comes from, then look at it, or wait for its end."""
         tree = from_json(TreeOrder, said["tree"])
         gather.note_lineage(tree.root, self.manifest)
+        assert self.lean is not None  # noqa: S101 - it was made for the order
+        self.lean.remove_pages()
         if not self.request.wait and said.get("cgroup") and said["cgroup"] == procfs.cgroup_of(os.getpid()):
             self.notes.append(
                 f"the tree has no cgroup of its own; it stays in {said['cgroup']} and may end with what runs there"
@@ -294,69 +325,19 @@ class RestoreWork:
             "pids": [one.pid for one in tree.ids],
             "seconds": said["seconds"],
             "cgroup": said.get("cgroup"),
+            "bytes_injected": self.lean.bytes_injected,
+            "bytes_by_criu": self.lean.bytes_by_criu,
             "notes": self.notes,
         }
         if self.request.wait:
             self.run.release()
-            status = self._await_end(owner)
+            status = JobWait(owner, self.relay, self.interruption).until_it_ends()
             return Report("restore", "ok", "ended", {**data, "exit_status": status}, self.findings)
         began = time.monotonic()
         settle.require_alive(tree.ids, self.request.settle_seconds)
         data["gpu_memory_bytes"] = settle.require_on_gpu(tree, self.machine, force_program=self.request.force_program)
         data["seconds"] = {**said["seconds"], "ready": time.monotonic() - began}
         return Report("restore", "ok", "restored", data, self.findings)
-
-    def _await_end(self, owner: OwnerHandle) -> int:
-        """Stay until the job ends; signals and terminal go through. Returns its exit status (128+n for signal n)."""
-        caught: list[int] = []
-        before = {number: signal.signal(number, lambda n, _: caught.append(n)) for number in PASSED_ON}
-        try:
-            if self.relay is not None:
-                self.relay.start()
-            while True:
-                self._pass_on(owner, caught)
-                status = self._step(owner)
-                if status is not None:
-                    self._drain()
-                    return status if status >= 0 else 128 - status
-        except (OwnerGone, PeerGone):
-            raise RestoredUnhealthy(
-                "the process that waited for the job was killed; the job runs on without it", process="restored"
-            ) from None
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _pass_on(self, owner: OwnerHandle, caught: list[int]) -> None:
-        if self.interruption.caught is not None:
-            caught.append(self.interruption.caught)
-            self.interruption.caught = None
-        while caught:
-            number = caught.pop(0)
-            if number == signal.SIGWINCH and self.relay is not None:
-                self.relay.copy_window_size()
-            else:
-                tell(owner, "signal", number=number)
-
-    def _step(self, owner: OwnerHandle) -> int | None:
-        """One round of listening; the job's status once it has ended."""
-        sources = [owner.channel.fileno(), *(self.relay.sources() if self.relay else ())]
-        ready = [] if owner.channel.waiting() else select.select(sources, [], [], STEP_SECONDS)[0]
-        if self.relay is not None:
-            self.relay.pump(ready)
-        message = owner.channel.receive(0)
-        return int(message["status"]) if message is not None and message["say"] == "exited" else None
-
-    def _drain(self) -> None:
-        """What the job wrote last is still in the pty."""
-        if self.relay is None:
-            return
-        # It reaches the master by way of a kernel worker, a moment later. Processes that outlive the root may go on
-        # writing for ever.
-        until = time.monotonic() + DRAIN_SECONDS
-        while select.select([self.relay.master], [], [], STEP_SECONDS)[0] and self.relay.pump([self.relay.master]):
-            if time.monotonic() > until:
-                return
 
     def _error_from(self, message: dict[str, Any]) -> GpuckptError:
         """The owner's last word as the error the user sees."""
@@ -403,18 +384,6 @@ def _access(stdio: Stdio) -> dict[str, bool]:
         return {"readable": not stdio.writable, "writable": stdio.writable}
     numbers = {int(holder.rpartition(" ")[2]) for holder in stdio.holders}
     return {"readable": 0 in numbers, "writable": numbers != {0}}
-
-
-def _edit(part: Path, change: Callable[[bytes], bytes]) -> None:
-    """Replace the link to a part of the image by a changed copy; the image itself never changes."""
-    raw = part.read_bytes()
-    changed = change(raw)
-    if changed == raw:
-        return
-    part.unlink()
-    descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as out:
-        out.write(changed)
 
 
 def _interrupted(trouble: BrokenOff, what: str, *, restored: bool = False) -> GpuckptError:

@@ -20,8 +20,8 @@ from gpuckpt.model.jsonform import FormError, from_json, to_json
 NAME = "manifest.json"
 FORMAT = 1
 OLDEST_FORMAT = 1
-KNOWN_FEATURES = frozenset({"criu-files"})
-"""criu-files: pages lie in criu/pages-*.img as CRIU wrote them."""
+KNOWN_FEATURES = frozenset({"criu-files", "packs"})
+"""criu-files: pages lie in criu/pages-*.img as CRIU wrote them; packs: in packs/, see images/packindex.py."""
 
 MAX_BYTES = 64 << 20
 """A longer manifest is refused before it is parsed: it is read whole, from files that may be hostile."""
@@ -133,6 +133,9 @@ class Manifest:
     stopped_seconds: float = 0.0
     bytes_raw: int = 0
     bytes_stored: int = 0
+    """All parts together."""
+    bytes_shared: int = 0
+    """Of these, what was not written but hard-linked from a base image."""
     allowed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 

@@ -27,6 +27,14 @@ class DumpRequest:
     """How long a tree that goes on is watched before the dump is called good."""
     force_program: bool = False
     """Use the cuda-checkpoint program although the driver offers the API (hidden; for tests)."""
+    plain: bool = False
+    """Let CRIU write its files itself: no packs, no compression."""
+    level: int | None = -1
+    """zstd's level for the pages; None stores them as they are."""
+    workers: int | None = None
+    """Threads that compress; None: as many as there are cores, within limits."""
+    base: Path | None = None
+    """An older image: what it holds already is shared with it, not written again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,8 @@ class RestoreRequest:
     timeout_seconds: float | None = None
     settle_seconds: float = 3.0
     force_program: bool = False
+    plain: bool = False
+    """Let CRIU restore all memory from files, as it does alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +75,5 @@ class InspectRequest:
     pid: int | None = None
     verify: bool = False
     keep_argv: bool = False
+    extract: Path | None = None
+    """Write a plain CRIU image directory here."""

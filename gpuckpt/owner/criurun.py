@@ -100,8 +100,8 @@ class CriuRun:
         """Wait until CRIU stands at the gate.
 
         Raises CriuFailure when it ended instead, Aborted when main said so or is gone, Expired after the
-        deadline, or when neither CRIU's log nor what CRIU and `stalled_pids` read grows any more: a
-        restore from images that do not fit can wait, or spin, for ever.
+        deadline, or when neither CRIU's log nor what CRIU and `stalled_pids` read grows any more, and main
+        does not say `progress` either: a restore from images that do not fit can wait, or spin, for ever.
         """
         watchdog, began = Watchdog(self._paths.log, (self._child.pid, *stalled_pids)), time.monotonic()
         while not self._gate.has_caller:
@@ -109,7 +109,8 @@ class CriuRun:
             if self._gate.fileno() in ready:
                 self._gate.accept()
             elif main.fileno() in ready:
-                raise_if_aborted(main)
+                if raise_if_aborted(main) == "progress":
+                    watchdog.note_progress()
             elif self._child.poll() is not None:
                 raise self.failure()
             if main.silent_seconds(began) > SILENCE_SECONDS:
@@ -167,6 +168,10 @@ class Watchdog:
         self._seen: tuple[int, ...] = ()
         self._since = time.monotonic()
 
+    def note_progress(self) -> None:
+        """Somebody else has seen progress: pages that CRIU splices are in no counter of its own."""
+        self._since = time.monotonic()
+
     def has_stalled(self) -> bool:
         """Whether nothing has grown for STALL_SECONDS."""
         size = self._log.stat().st_size if self._log.exists() else 0
@@ -176,14 +181,16 @@ class Watchdog:
         return time.monotonic() - self._since > STALL_SECONDS
 
 
-def raise_if_aborted(main: Channel) -> None:
-    """Read one message: abort and the end of file stop the work; anything else is none of CRIU's business."""
+def raise_if_aborted(main: Channel) -> str | None:
+    """Read one message: abort and the end of file stop the work; any other word is returned."""
     try:
         message = main.receive(0)
     except PeerGone:
         raise Aborted from None
-    if message is not None and message["say"] == "abort":
+    word = str(message["say"]) if message is not None else None
+    if word == "abort":
         raise Aborted
+    return word
 
 
 def choke(pid: int) -> None:

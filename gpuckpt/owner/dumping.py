@@ -135,7 +135,12 @@ class DumpWork:
         self._main.send("phase", phase="capture")
         order = self._order
         argv = criu.dump_argv(
-            order.criu, order.tree.root.pid, self._paths, order.options, leave_running=order.leave_running
+            order.criu,
+            order.tree.root.pid,
+            self._paths,
+            order.options,
+            leave_running=order.leave_running,
+            stream=order.stream,
         )
         self._run = CriuRun(argv, self._paths, self._gate, self._means.journal, shielded=True)
         self._run.await_gate(self._main, self._means.deadline)
@@ -225,6 +230,7 @@ class DumpWork:
     def _fail(self, message: str, hint: str = "", line: str = "") -> None:
         """Bring the tree back, then say what happened."""
         if self._run is not None:
+            self._tell("giving-up")  # main closes its pipes: CRIU may be waiting for a disk that does not answer
             status = self._run.turn_away(END_SECONDS)
             if status is None or status < 0:
                 self._remove_network_lock()

@@ -46,7 +46,7 @@ class TreeOrder:
 
 @dataclass(frozen=True, slots=True)
 class DumpOrder:
-    """Suspend the tree, let CRIU dump it into `images`, and wait at the gate for commit or abort."""
+    """Suspend the tree, let CRIU dump it, and wait at the gate for commit or abort."""
 
     run_directory: str
     tree: TreeOrder
@@ -59,6 +59,8 @@ class DumpOrder:
     lock_timeout_ms: int
     deadline_seconds: float | None
     force_program: bool = False
+    stream: bool = False
+    """`images` holds only main's socket: CRIU hands its files over instead of writing them there."""
 
 
 INHERITED_FD = "fd:"
@@ -97,6 +99,8 @@ class RestoreOrder:
     cgroup_name: str | None
     deadline_seconds: float | None
     force_program: bool = False
+    lean: bool = False
+    """The images lack memory: CRIU leaves the tree stopped, we hold it and say `held`, main says `injected`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,16 +3,20 @@
 steps, and what a crash of the owner at each leaves:
 
 1. criu restore, up to the gate    CRIU finds nobody at the gate and ends what it built
-2. commit at the gate              without CUDA the tree is whole and runs from here on: it is left alone
-3. hold (EXITKILL), CUDA restore   the kernel ends the held tree with us; what was not held yet is in the
+2. commit at the gate              without CUDA and with all its memory the tree is whole and runs from here on: it
+                                   is left alone. Otherwise it comes up stopped
+3. hold (EXITKILL)                 the kernel ends the held tree with us; what was not held yet is in the
                                    run's journal, and main (or the next run) ends it
-4. journal `let-go`, let go        the tree is whole: it is left alone
+4. main injects memory (lean)      as in 3. Main's end is an end of file: we end the tree
+5. CUDA restore                    as in 3
+6. journal `let-go`, let go        the tree is whole: it is left alone
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,13 +29,15 @@ from gpuckpt.owner.dumping import Clock
 from gpuckpt.owner.gate import Gate
 from gpuckpt.owner.halfbuilt import end_half_built
 from gpuckpt.owner.messages import INHERITED_FD, Channel, CudaMember, PeerGone, TreeOrder
-from gpuckpt.owner.suspension import ResumeFailed, resume_all
-from gpuckpt.owner.unwind import MEMORY_WAIT_SECONDS, Means, remove_network_lock
+from gpuckpt.owner.suspension import HOLD_SECONDS, ResumeFailed, let_run, resume_all
+from gpuckpt.owner.unwind import ENDED, MEMORY_WAIT_SECONDS, Means, remove_network_lock
 from gpuckpt.system import cgroups, criu, criu_log, procfs, terminal
+from gpuckpt.system.hold import Hold, HoldError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpuckpt.accelerators.protocol import Suspender
     from gpuckpt.model.facts import ProcessId
     from gpuckpt.owner.messages import Inherited, RestoreOrder
 
@@ -56,6 +62,7 @@ class RestoreWork:
         self._cgroup: cgroups.OwnCgroup | None = None
         self._opened: list[int] = []
         self._terminal: int | None = None
+        self._hold: Hold | None = None
 
     def close(self) -> None:
         """Close and remove what lies outside the run directory."""
@@ -71,10 +78,12 @@ class RestoreWork:
         try:
             self._bring_up()
             tree = self._identify()
-            self._give_gpu_back(tree)
+            if self._order.lean:
+                self._let_main_inject(tree)
+            self._let_run(tree)
         except CriuFailure as failure:
             self._fail(failure.cause, failure.remedy, failure.line)
-        except (ResumeFailed, OSError) as error:
+        except (ResumeFailed, HoldError, OSError) as error:
             self._fail(in_words(error))
         except Expired:
             self._fail("the deadline (--timeout) passed, or CRIU made no progress any more")
@@ -89,7 +98,8 @@ class RestoreWork:
         self._main.send("phase", phase="criu")
         self._run = self._start_criu()
         self._run.await_gate(self._main, self._means.deadline, stalled_pids=[i.pid for i in self._order.tree.ids])
-        self._means.journal.write("let-go" if not self._order.tree.cuda else "at-gate")
+        comes_up_stopped = self._order.lean or self._order.tree.cuda
+        self._means.journal.write("at-gate" if comes_up_stopped else "let-go")
         if self._terminal is not None:
             # CRIU makes our group the terminal's foreground: Ctrl-C would reach us, and the job's reads stop it.
             terminal.make_foreground(self._terminal, os.getpgid(self._order.tree.root.pid))
@@ -107,7 +117,12 @@ class RestoreWork:
         inherited = [(self._open(entry), entry.key) for entry in order.inherited]
         stdin = self._take_terminal() if self._joins_our_session else None
         argv = criu.restore_argv(
-            order.criu, self._paths, order.options, inherited=inherited, pidfile=self._paths.work / "restored.pid"
+            order.criu,
+            self._paths,
+            order.options,
+            inherited=inherited,
+            pidfile=self._paths.work / "restored.pid",
+            leave_stopped=order.lean,
         )
         prefix, join = self._own_cgroup()
         return CriuRun(
@@ -187,21 +202,46 @@ class RestoreWork:
             cuda=tuple(CudaMember(fresh[m.id.pid], m.restore_tid, m.memory_bytes) for m in tree.cuda),
         )
 
-    def _give_gpu_back(self, tree: TreeOrder) -> None:
+    def _let_main_inject(self, tree: TreeOrder) -> None:
+        """Hold every thread of the stopped tree while main writes what its memory lacks."""
+        self._clock.begin()
+        self._main.send("phase", phase="inject")
+        self._means.journal.write("held")
+        self._hold = Hold(exitkill=True)
+        self._hold.take_all(lambda: _threads_of(tree), time.monotonic() + HOLD_SECONDS)
+        self._main.send("held", tree=to_json(tree))
+        while (message := self._main.receive(WAIT_STEP_SECONDS)) is None or message["say"] != "injected":
+            if message is not None and message["say"] == "abort":
+                raise Aborted
+            if self._means.deadline is not None and time.monotonic() > self._means.deadline:
+                raise Expired
+        self._clock.end("inject")
+
+    def _let_run(self, tree: TreeOrder) -> None:
+        """Let the driver put the GPU memory back where there is any, and let a tree run that came up stopped."""
+        if tree.cuda and self._means.suspender is not None:
+            if self._hold is not None:
+                # They must run to answer the driver; their processes are still stopped.
+                self._hold.release([member.restore_tid for member in tree.cuda])
+            self._give_gpu_back(tree, self._means.suspender)
+        elif self._hold is not None:
+            let_run(tree, self._hold, self._means.journal, exitkill=True)
+        self._hold = None
+
+    def _give_gpu_back(self, tree: TreeOrder, suspender: Suspender) -> None:
         """Hold the stopped tree, let the driver put the GPU memory back, let it run."""
-        if not tree.cuda or self._means.suspender is None:
-            return
         self._clock.begin()
         self._main.send("phase", phase="host_to_gpu")
         deadline = self._means.deadline or time.monotonic() + MEMORY_WAIT_SECONDS
         gpu_map = self._order.gpu_map
         resume_all(
             tree,
-            self._means.suspender,
+            suspender,
             self._means.journal,
             room=lambda members: gpumemory.await_room(members, self._means.driver, deadline, gpu_map),
             gpu_map=gpu_map,
             exitkill=True,
+            hold=self._hold,
         )
         self._clock.end("host_to_gpu")
 
@@ -234,6 +274,10 @@ class RestoreWork:
 
     def _fail(self, message: str, hint: str = "", line: str = "") -> None:
         """End what was built, then say what happened."""
+        if self._hold is not None:
+            for identity in self._order.tree.ids:
+                self._kill_held(identity.pid)
+            self._hold.let_go()
         if self._run is not None:
             status = self._run.turn_away(END_SECONDS)
             if status is None or status < 0:
@@ -246,11 +290,23 @@ class RestoreWork:
         self._means.journal.write("ended-half-built", left=left)
         self._tell("failed", message=message, hint=hint, line=line, log=str(self._paths.log), left=left)
 
+    def _kill_held(self, pid: int) -> None:
+        """End a process of the held tree before its threads are let go: not one instruction may run."""
+        now = procfs.process_id(pid)
+        if now is not None and self._hold is not None and self._hold.tids & set(procfs.threads(pid)):
+            procfs.send(now, signal.SIGKILL)
+
     def _tell(self, say: str, **content: object) -> None:
         try:
             self._main.send(say, **content)
         except PeerGone:
             return
+
+
+def _threads_of(tree: TreeOrder) -> list[int]:
+    """Every thread of the tree's living processes: a zombie has none that could be held."""
+    living = [identity.pid for identity in tree.ids if procfs.state(identity) not in ENDED]
+    return [tid for pid in living for tid in procfs.threads(pid)]
 
 
 def _own_start_ticks() -> int:

@@ -198,8 +198,11 @@ def criu_at_work(past: journals.PastRun) -> bool:
 
 
 def remove(directory: Path) -> None:
-    """Remove a run's directory, and its gate script, which may lie elsewhere."""
+    """Remove a run's directory, its gate script and the files made for CRIU, which may both lie elsewhere."""
     gate.remove_script(directory)
+    images = directory / "images"
+    if images.is_symlink():
+        shutil.rmtree(images.readlink(), ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -173,15 +173,16 @@ def resume_all(
     room: Callable[[Sequence[CudaMember]], str],
     gpu_map: Mapping[str, str],
     exitkill: bool,
+    hold: Hold | None = None,
 ) -> None:
     """Give CUDA processes back what their state says they lack, and let the tree run.
 
     The state is asked only while the restore threads run: a stopped process does not answer. `room`
     says what GPU memory is missing for these processes, after waiting for it. With `exitkill` (restore)
-    the half-built tree ends with us. Raises ResumeFailed; the tree is then as the driver left it, and
-    stopped.
+    the half-built tree ends with us; a `hold` that has the application's threads already is taken over.
+    Raises ResumeFailed; the tree is then as the driver left it, and stopped.
     """
-    hold = Hold(exitkill=exitkill)
+    hold = hold or Hold(exitkill=exitkill)
     done = False
     woken = [one for one in tree.ids if procfs.state(one) == "T"]
     try:
@@ -193,7 +194,10 @@ def resume_all(
     except HoldError as error:
         raise ResumeFailed(str(error)) from None
     finally:
-        _let_run(tree, hold, journal, woken if not done else None, exitkill=exitkill)
+        if done:
+            let_run(tree, hold, journal, exitkill=exitkill)
+        else:
+            _leave_as_found(woken, hold)
 
 
 def _bring_back(
@@ -238,15 +242,15 @@ def _act(members: Sequence[CudaMember], act: Callable[[CudaMember], None]) -> No
         raise ResumeFailed(str(errors[0])) from errors[0]
 
 
-def _let_run(
-    tree: TreeOrder, hold: Hold, journal: Journal, stopped_again: Sequence[ProcessId] | None, *, exitkill: bool
-) -> None:
-    """Let the held tree go: running when it is whole, else each process as it was found."""
-    if stopped_again is not None:
-        for identity in stopped_again:
-            procfs.send(identity, signal.SIGSTOP)
-        hold.let_go()
-        return
+def _leave_as_found(woken: Sequence[ProcessId], hold: Hold) -> None:
+    """Let a tree that is not whole go from the hold: what was stopped before is stopped again."""
+    for identity in woken:
+        procfs.send(identity, signal.SIGSTOP)
+    hold.let_go()
+
+
+def let_run(tree: TreeOrder, hold: Hold, journal: Journal, *, exitkill: bool) -> None:
+    """Let the held tree go, whole as it is: running, stopped where it was stopped before the dump."""
     for identity in tree.ids:
         procfs.send(identity, signal.SIGSTOP if identity in tree.stopped else signal.SIGCONT)
     if exitkill:

@@ -114,8 +114,13 @@ def _common(program: str, verb: str, paths: WorkPaths, options: CriuOptions) -> 
         str(paths.gate),
         "--manage-cgroups=ignore",
         f"--cpu-cap={options.cpu_cap}",
-        "--link-remap",
     ]
+    return argv + _repeated(options)
+
+
+def _repeated(options: CriuOptions) -> list[str]:
+    """What a restore must be told as the dump was."""
+    argv = ["--link-remap"]
     argv += ["--shell-job"] if options.shell_job else []
     argv += ["--file-locks"] if options.file_locks else []
     argv += ["--tcp-established"] if options.tcp_established else []
@@ -123,26 +128,53 @@ def _common(program: str, verb: str, paths: WorkPaths, options: CriuOptions) -> 
     return argv
 
 
-def dump_argv(program: str, pid: int, paths: WorkPaths, options: CriuOptions, *, leave_running: bool) -> list[str]:
-    """`criu dump`: ends the tree when the gate commits, unless it shall be left running."""
+def dump_argv(
+    program: str, pid: int, paths: WorkPaths, options: CriuOptions, *, leave_running: bool, stream: bool = False
+) -> list[str]:
+    """`criu dump`: ends the tree when the gate commits, unless it shall be left running.
+
+    With `stream` it connects to a socket in the images directory and hands every file over (images/streaming.py).
+    """
     argv = _common(program, "dump", paths, options)
     argv += ["--tree", str(pid), "--timeout", str(TIMEOUT_SECONDS)]
     argv += ["--ghost-limit", str(options.ghost_limit_bytes), "--network-lock", options.network_lock]
     argv += ["--leave-running"] if leave_running else []
+    argv += ["--stream"] if stream else []
     for external in options.external:
         argv += ["--external", external]
     return argv
 
 
 def restore_argv(
-    program: str, paths: WorkPaths, options: CriuOptions, *, inherited: Sequence[tuple[int, str]], pidfile: Path
+    program: str,
+    paths: WorkPaths,
+    options: CriuOptions,
+    *,
+    inherited: Sequence[tuple[int, str]],
+    pidfile: Path,
+    leave_stopped: bool = False,
 ) -> list[str]:
     """`criu restore`, detached, as a child of the caller so that the caller can wait for it.
 
-    `inherited` pairs a descriptor number of the CRIU process with the key of the end it stands for.
+    `inherited` pairs a descriptor number of the CRIU process with the key of the end it stands for. With
+    `leave_stopped` every process comes up in state T, by a SIGSTOP queued before its first instruction;
+    network locks are lifted all the same.
     """
     argv = _common(program, "restore", paths, options)
     argv += ["--restore-detached", "--restore-sibling", "--pidfile", str(pidfile)]
+    argv += ["--leave-stopped"] if leave_stopped else []
+    for number, key in inherited:
+        argv += ["--inherit-fd", f"fd[{number}]:{key}"]
+    return argv
+
+
+def by_hand_argv(
+    program: str, images: Path, options: CriuOptions, *, inherited: Sequence[tuple[int, str]]
+) -> list[str]:
+    """The `criu restore` for a person who has a plain image directory and no gpuckpt."""
+    argv = [program, "restore", "--no-default-config", "--images-dir", str(images), "--restore-detached"]
+    argv += ["--manage-cgroups=ignore", f"--cpu-cap={options.cpu_cap}"]
+    argv += _repeated(options)
     for number, key in inherited:
         argv += ["--inherit-fd", f"fd[{number}]:{key}"]
     return argv

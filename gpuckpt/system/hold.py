@@ -135,6 +135,14 @@ class Hold:
         event = status >> 16
         self._held[tid] = 0 if event == PTRACE_EVENT_STOP else os.WSTOPSIG(status)
 
+    def release(self, tids: Iterable[int]) -> None:
+        """Let some threads go alone: they are stopped again at once where their process is stopped (state T)."""
+        for tid in tids:
+            if tid in self._held:
+                with contextlib.suppress(ProcessLookupError):
+                    _ptrace(PTRACE_DETACH, tid, self._held[tid])
+                del self._held[tid]
+
     def clear_exitkill(self) -> None:
         """From here on the tree survives the holder."""
         for tid in list(self._held):
@@ -146,10 +154,7 @@ class Hold:
 
     def let_go(self) -> None:
         """Detach from every thread; signals that were on their way are passed on. Never raises for ended threads."""
-        for tid, pending in list(self._held.items()):
-            with contextlib.suppress(ProcessLookupError):
-                _ptrace(PTRACE_DETACH, tid, pending)
-            del self._held[tid]
+        self.release(list(self._held))
         deadline = time.monotonic() + RELEASE_SECONDS
         for tid in list(self._seized):
             self._let_go_late(tid, deadline)

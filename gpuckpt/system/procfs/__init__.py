@@ -40,6 +40,7 @@ from gpuckpt.system.procfs.looking import (
     security_modules,
     special_mappings,
 )
+from gpuckpt.system.procfs.pages import PageLayout, page_layout
 from gpuckpt.system.procfs.reading import Mapping, comm_of, descriptor_path, maps_of, words_for
 from gpuckpt.system.procfs.redaction import redact, redact_text
 from gpuckpt.system.procfs.signals import (
@@ -57,6 +58,7 @@ __all__ = [
     "HostPieces",
     "Mapping",
     "MemoryLimit",
+    "PageLayout",
     "PidKind",
     "address_space_room",
     "ancestors",
@@ -81,6 +83,7 @@ __all__ = [
     "memory_limits",
     "missing_addresses",
     "namespaces_of",
+    "page_layout",
     "pids_in_cgroup",
     "ports_in_use",
     "process_id",

@@ -1,0 +1,105 @@
+"""The words of a dump: the order to the owner, CRIU's options, and how a failure is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpuckpt.flows.interruption import BrokenOff
+from gpuckpt.model import manifest as manifests
+from gpuckpt.model.errors import GpuckptError, Interrupted, ProcessState
+from gpuckpt.model.manifest import CriuOptions
+from gpuckpt.owner.messages import CudaMember, DumpOrder, TreeOrder
+from gpuckpt.system import criu
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpuckpt.checks.facts import DumpFacts
+    from gpuckpt.model.facts import Tree
+    from gpuckpt.model.requests import DumpRequest
+    from gpuckpt.owner.runs import Run
+
+
+def order(
+    request: DumpRequest, facts: DumpFacts, run: Run, images: Path, left_seconds: float | None, *, stream: bool
+) -> DumpOrder:
+    """The order of a dump; `images` is CRIU's images directory."""
+    tree = facts.tree
+    return DumpOrder(
+        run_directory=str(run.directory),
+        tree=TreeOrder(tree.root, tree.ids, tree.stopped, members(tree)),
+        criu=facts.host.criu.path or "",
+        images=str(images),
+        options=criu_options(facts, run_id="", lsm=""),
+        leave_running=request.leave_running,
+        keep_network_lock=request.tcp == "keep",
+        lock_timeout_ms=round(request.lock_timeout_seconds * 1000),
+        deadline_seconds=left_seconds,
+        force_program=request.force_program,
+        stream=stream,
+    )
+
+
+def criu_options(facts: DumpFacts, *, run_id: str, lsm: str) -> CriuOptions:
+    """What CRIU is told at the dump, and what a restore must repeat."""
+    tree, program = facts.tree, facts.host.criu
+    inet = any(socket.family in ("inet", "inet6") and socket.type == "stream" for socket in tree.sockets)
+    around = tree.surroundings
+    return CriuOptions(
+        version=program.version or "",
+        run_id=run_id,
+        shell_job=not around.session_leader_inside,
+        tcp_established=inet,
+        network_lock=program.network_lock,
+        file_locks=tree.file_locks,
+        ghost_limit_bytes=manifests.GHOST_LIMIT_BYTES,
+        ext_unix_sockets=any(socket.family == "unix" and not socket.inside for socket in tree.sockets),
+        external=tuple(_external_keys(tree)),
+        cpu_cap=criu.CPU_CAP,
+        lsm=lsm,
+    )
+
+
+def members(tree: Tree) -> tuple[CudaMember, ...]:
+    """The CUDA processes of a tree, for the owner."""
+    return tuple(
+        CudaMember(
+            one.id,
+            one.restore_tid,
+            {use.gpu_uuid: use.memory_bytes for use in tree.gpu_uses if use.pid == one.id.pid and use.memory_bytes},
+        )
+        for one in tree.cuda
+    )
+
+
+def _external_keys(tree: Tree) -> list[str]:
+    """--external for stdio that leads outside.
+
+    A stream socket, for CRIU refuses half a pair otherwise; and a terminal where the root leads its session, for
+    only an external one becomes its controlling terminal again. A job within another's session joins the
+    restorer's, with its terminal (--shell-job).
+    """
+    sockets = [f"unix[{stdio.key[8:-1]}]" for stdio in tree.outside_stdio if stdio.kind == "socket"]
+    if not tree.surroundings.session_leader_inside:
+        return sockets
+    return sockets + [stdio.key for stdio in tree.outside_stdio if stdio.kind == "tty"]
+
+
+def cause(message: dict[str, Any], trouble: Exception | None) -> tuple[str, str]:
+    """What to tell: main's own trouble where there was one, else the owner's words."""
+    if isinstance(trouble, GpuckptError):
+        return trouble.message, trouble.hint
+    if isinstance(trouble, OSError):
+        where = f" ({trouble.filename})" if trouble.filename else ""
+        return f"the image could not be written: {trouble.strerror}{where}", "make room, or choose another directory"
+    if isinstance(trouble, BrokenOff):
+        return f"broken off: {trouble.why}", ""
+    return message.get("message", "the resume failed"), message.get("hint", "")
+
+
+def as_interrupted(trouble: Exception | None, what: str = "the tree runs on") -> GpuckptError | None:
+    """A signal as the error the user sees; None for any other trouble."""
+    if isinstance(trouble, BrokenOff) and trouble.signal_number is not None:
+        process: ProcessState = "running"
+        return Interrupted(trouble.signal_number, f"broken off: {trouble.why}; {what}", process=process)
+    return None

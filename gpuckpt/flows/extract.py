@@ -1,0 +1,83 @@
+"""inspect --extract: an image as a plain CRIU directory, and the commands that bring it up without gpuckpt."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from typing import TYPE_CHECKING
+
+from gpuckpt.flows import verifying
+from gpuckpt.flows.leandir import PackedMemory, is_packed
+from gpuckpt.images import lean
+from gpuckpt.model.errors import NotFound, Refused
+from gpuckpt.system import criu
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from gpuckpt.flows.interruption import Interruption
+    from gpuckpt.model.manifest import Manifest
+    from gpuckpt.stores.directory import Image
+
+
+def extract(image: Image, target: Path, interruption: Interruption) -> list[str]:
+    """Write the directory `target` with every byte verified; returns the shell commands that restore from it.
+
+    Raises Refused when it exists, NotFound without a parent directory, ImageCorrupt, OSError, BrokenOff;
+    what was written until then is removed.
+    """
+    if os.path.lexists(target):
+        raise Refused(f"{target} exists already", "choose another name, or remove it")
+    if not target.parent.is_dir():
+        raise NotFound(f"{target.parent}: no such directory", "make it first")
+    verifying.verify_small_files(image, interruption)
+    target.mkdir(mode=0o700)
+    try:
+        _copy(image, target)
+        if is_packed(image):
+            _unpack(image, target, interruption)
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)
+        raise
+    return list(_commands(image, target))
+
+
+def _copy(image: Image, target: Path) -> None:
+    for part in image.manifest.parts:
+        folder, _, name = part.path.partition("/")
+        if folder == "criu" and "/" not in name:
+            shutil.copyfile(image.part(part.path), target / name)
+            (target / name).chmod(0o600)
+
+
+def _unpack(image: Image, target: Path, interruption: Interruption) -> None:
+    packed = PackedMemory(image)
+    try:
+        files = lean.pages_files(packed.index.files, None)
+        lean.write(target, files, packed.reader, interruption.check)
+    finally:
+        packed.close()
+
+
+def _commands(image: Image, target: Path) -> Iterator[str]:
+    """What a person types, in order; every word quoted."""
+    manifest = image.manifest
+    for one in manifest.captured:
+        install = ["install", "-m", f"{one.mode:o}", "-o", str(one.uid), "-g", str(one.gid)]
+        yield shlex.join([*install, str(image.part(one.part)), one.path])
+    inherited = [(one.fd, one.key) for one in manifest.tree.outside_stdio if one.kind != "tty"]
+    yield shlex.join(criu.by_hand_argv("criu", target, manifest.criu, inherited=inherited))
+    yield from _resume(manifest)
+
+
+def _resume(manifest: Manifest) -> Iterator[str]:
+    """A tree that was suspended comes up stopped and without its GPU memory."""
+    if not manifest.handed_over_stopped:
+        return
+    stopped = set(manifest.stopped)
+    yield shlex.join(["kill", "-CONT", *(str(one.pid) for one in manifest.tree.ids if one not in stopped)])
+    for action in ("restore", "unlock"):
+        for member in manifest.cuda:
+            yield shlex.join(["cuda-checkpoint", "--action", action, "--pid", str(member.id.pid)])

@@ -1,0 +1,41 @@
+"""Main's part of a restore that injects: decide what is injected, and write it while the owner holds the tree."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuckpt.flows import leandir
+from gpuckpt.images.injection import Injection
+from gpuckpt.model.errors import RestoreFailed
+from gpuckpt.system import memory_io
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from gpuckpt.flows.leandir import PackedMemory
+    from gpuckpt.images.memory import MemoryPlan
+
+
+def plan(packed: PackedMemory, criu: Path, owner_pid: int, *, plain: bool) -> tuple[MemoryPlan | None, str]:
+    """What to inject (None: nothing), and why not where that is worth a note. Raises ImageCorrupt."""
+    if plain:
+        return None, ""
+    why_not = memory_io.why_not(owner_pid)
+    if why_not:
+        return None, f"the memory was restored by CRIU alone: {why_not}"
+    found = packed.plan(criu)
+    return (found, "") if found.bytes_injected >= leandir.WORTH_INJECTING else (None, "")
+
+
+def inject(packed: PackedMemory, what: MemoryPlan, going_on: Callable[[], None]) -> None:
+    """Write it all. Raises ImageCorrupt, RestoreFailed, and what `going_on` raises."""
+    try:
+        Injection(what, packed.index.files, packed.reader).run(going_on)
+    except ProcessLookupError:
+        raise RestoreFailed("a process of the tree was ended by somebody while its memory was written") from None
+    except OSError as error:
+        raise RestoreFailed(
+            f"the memory could not be written into the tree: {error.strerror}",
+            "`gpuckpt restore --plain` lets CRIU restore it",
+        ) from None

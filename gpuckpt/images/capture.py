@@ -1,0 +1,306 @@
+"""What `criu dump --stream` hands over becomes packs and small files, while the tree stands still.
+
+Three kinds of threads, and none may ever wait for another that waits for it:
+
+- the reader: takes requests from CRIU and reads all small files, whichever has something;
+- a pump for each open pages file: moves (splices, no copy) a frame at a time from CRIU's pipe into the
+  pipe of a free worker, and takes a worker only when CRIU's pipe has something for it;
+- the workers: each reads its pipe into one buffer, hashes, compresses, and appends to a pack of its own,
+  for writes to one file wait for each other.
+
+The end is "inventory.img was seen and closed, no pipe is open, no frame under work": CRIU keeps the
+connection until its post-dump script has ended, which waits for us. Whatever fails in any thread closes
+all pipes; CRIU then gets EPIPE, undoes its work and lets the tree go on. Memory: a frame and its
+compressed form per worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from gpuckpt.images import streaming
+from gpuckpt.images.captureworker import READ_BYTES, Pages, Place, Small, SmallFile, Worker
+from gpuckpt.images.cuts import Cuts
+from gpuckpt.images.packs import DEFAULT_LEVEL, PackFile, PackWriter
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from gpuckpt.images.packindex import Frame
+
+LAST_FILE = "inventory.img"
+PIPE_BYTES = 8 << 20
+"""Wanted for CRIU's pipes; it writes on while we look elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A complete capture. Pack numbers of the frames are positions in `packs`, then those `known` had."""
+
+    small: tuple[SmallFile, ...]
+    packs: tuple[PackFile | None, ...]
+    files: dict[str, tuple[Frame, ...]]
+    cuts: tuple[Cuts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How to capture."""
+
+    workers: int
+    level: int | None = DEFAULT_LEVEL
+    """zstd's; None stores frames as they are."""
+
+
+class Capture:
+    """One capture: `start`, then CRIU may come; `wait_complete`, `finish`; `close` in any case."""
+
+    def __init__(
+        self,
+        sockets: Path,
+        small_files: Path,
+        packs: Path,
+        settings: Settings,
+        *,
+        cuts_for: Callable[[int], Cuts | None] = lambda _: None,
+        known: Mapping[bytes, Place] | None = None,
+    ) -> None:
+        """Listen in `sockets`, CRIU's images directory; both other directories exist and are empty.
+
+        `cuts_for` says where to cut the pages of a process; `known` are frames that need not be written.
+        Raises OSError.
+        """
+        self.settings = settings
+        self.stop = streaming.Stop()
+        self.known: dict[bytes, Place] = dict(known or {})
+        self.free: SimpleQueue[Worker | None] = SimpleQueue()
+        self.to_sync: SimpleQueue[PackWriter | None] = SimpleQueue()
+        self.error: BaseException | None = None
+        self.raw_bytes = 0
+        """Taken so far, to show that there is progress."""
+        self._cuts_for = cuts_for
+        self._small_directory = small_files
+        self._lock = threading.Lock()
+        self._complete = threading.Event()
+        self._open = 0
+        self._last_seen = False
+        self._small: list[SmallFile] = []
+        self._pages: list[Pages] = []
+        self._pumps: list[threading.Thread] = []
+        self._workers: list[Worker] = []
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(self._read_all,), name="capture-reader", daemon=True),
+            threading.Thread(target=self._guarded, args=(self._sync_all,), name="capture-sync", daemon=True),
+        ]
+        self._listener = streaming.listen(sockets)
+        try:
+            for number in range(settings.workers):
+                self._workers.append(Worker(self, number, packs))
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self) -> None:
+        """Start the threads: from here on CRIU is served."""
+        for worker in self._workers:
+            self.free.put(worker)
+        for thread in (*self._workers, *self._threads):
+            thread.start()
+
+    def wait_complete(self, seconds: float) -> bool:
+        """Wait so long for the end of the stream and of all frames. Raises what failed in a thread."""
+        done = self._complete.wait(seconds)
+        if self.error is not None:
+            raise self.error
+        return done
+
+    def finish(self) -> Captured:
+        """All has come: finish the packs. Raises what failed in a thread (OSError for a full disk)."""
+        for worker in self._workers:
+            worker.jobs.put(None)
+        for worker in self._workers:
+            worker.join()
+        if self.error is not None:
+            raise self.error
+        files = {pages.name: pages.complete() for pages in self._pages}
+        packs = tuple(worker.finished for worker in self._workers)
+        return Captured(tuple(self._small), packs, files, tuple(pages.cuts for pages in self._pages))
+
+    def fail(self, error: BaseException | None = None) -> None:
+        """Stop everything: CRIU gets EPIPE and lets the tree go on. The first error is kept."""
+        with self._lock:
+            self.error = self.error or error
+            self.stop.raise_()
+        for _ in range(len(self._pumps) + 1):
+            self.free.put(None)
+        for worker in self._workers:
+            worker.jobs.put(None)
+        self._complete.set()
+
+    def close(self) -> None:
+        """End all threads and give everything back; what is not finished is removed."""
+        self.fail()
+        self.to_sync.put(None)
+        for thread in (*self._threads, *self._pumps, *self._workers):
+            if thread.ident is not None:
+                thread.join()
+        for worker in self._workers:
+            worker.close()
+        self._listener.close()
+        self.stop.close()
+
+    def count(self, raw: int) -> None:
+        """Another frame was taken."""
+        with self._lock:
+            self.raw_bytes += raw
+
+    def _guarded(self, work: Callable[..., None], *arguments: object) -> None:
+        try:
+            work(*arguments)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the tree must go on
+            self.fail(error)
+
+    def _sync_all(self) -> None:
+        """Bring packs to the disk while they grow."""
+        while (pack := self.to_sync.get()) is not None:
+            if not self.stop.is_raised():
+                pack.sync()
+
+    def _read_all(self) -> None:
+        """The reader: CRIU's connection, and every small file."""
+        if not streaming.Poller(self._listener.fileno(), select.POLLIN, self.stop).wait():
+            return
+        peer, _ = self._listener.accept()
+        peer.settimeout(streaming.PEER_SECONDS)
+        with peer:
+            reader = _Reader(self, peer)
+            try:
+                reader.run()
+            finally:
+                reader.close()
+
+    def begin(self, name: str, pipe: int, pid: int | None) -> Small | None:
+        """CRIU has opened a file: a pages file gets a pump, a small one is returned to be read."""
+        with self._lock:
+            self._open += 1
+        streaming.grow_pipe(pipe, PIPE_BYTES if name.startswith("pages-") else READ_BYTES)
+        if not name.startswith("pages-"):
+            return Small(name, pipe, self._small_directory)
+        pages = Pages(name)
+        self._pages.append(pages)
+        pump = threading.Thread(target=self._guarded, args=(self._pump, pages, pipe, pid), name=name, daemon=True)
+        self._pumps.append(pump)
+        pump.start()
+        return None
+
+    def ended(self, small: SmallFile | None = None) -> None:
+        """A file, or a frame, is complete."""
+        with self._lock:
+            if small is not None:
+                self._small.append(small)
+            self._open -= 1
+            self._last_seen = self._last_seen or (small is not None and small.name == LAST_FILE)
+            if self._last_seen and self._open == 0:
+                self._complete.set()
+
+    def _pump(self, pages: Pages, pipe: int, pid: int | None) -> None:
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, pipe)
+            if pid is not None:
+                pages.cuts = self._cuts_for(pid) or pages.cuts
+            readable = streaming.Poller(pipe, select.POLLIN, self.stop)
+            offset = 0
+            # Only when there is something a worker is taken: with more files open than workers, all would be held.
+            while readable.wait() & select.POLLIN:
+                worker = self.free.get()
+                if worker is None:
+                    return
+                offset += self._fill(worker, pages, offset, pipe, readable)
+        if not self.stop.is_raised():
+            self.ended()
+
+    def _fill(self, worker: Worker, pages: Pages, offset: int, pipe: int, readable: streaming.Poller) -> int:
+        """Move one frame into a worker's pipe; returns its length, which is shorter at the end of the file."""
+        wanted = pages.cuts.end_of(offset) - offset
+        filled = told = 0
+        while filled < wanted and not self.stop.is_raised():
+            try:
+                moved = streaming.splice(pipe, worker.target, wanted - filled)
+            except BlockingIOError:
+                if readable.wait(0):  # so it is the worker's pipe that is full
+                    if filled > told:
+                        worker.jobs.put((pages, offset, filled - told, False))
+                        told = filled
+                    worker.writable.wait()
+                else:
+                    readable.wait()
+                continue
+            if moved == 0:
+                break
+            filled += moved
+        if filled == 0:
+            self.free.put(worker)
+        else:
+            with self._lock:
+                self._open += 1
+            worker.jobs.put((pages, offset, filled - told, True))
+        return filled
+
+
+class _Reader:
+    """The reader's loop."""
+
+    def __init__(self, capture: Capture, peer: socket.socket) -> None:
+        self._capture = capture
+        self._peer = peer
+        self._files: dict[int, Small] = {}
+        self._pid: int | None = None
+        """Whose pagemap was asked for last: its pages come next."""
+        self._poll = select.poll()
+        self._poll.register(capture.stop.fileno(), select.POLLIN)
+        self._poll.register(peer, select.POLLIN)
+
+    def run(self) -> None:
+        """Until CRIU has hung up and all small files are complete, or all shall stop."""
+        connected = True
+        while (connected or self._files) and not self._capture.stop.is_raised():
+            for descriptor, _ in self._poll.poll():
+                if descriptor in self._files:
+                    self._read(descriptor)
+                elif descriptor == self._peer.fileno():
+                    connected = self._request()
+
+    def _request(self) -> bool:
+        """Take one request; False when CRIU has hung up."""
+        name = streaming.read_request(self._peer)
+        if name is None:
+            self._poll.unregister(self._peer)
+            return False
+        pipe = streaming.receive_pipe(self._peer)
+        if name.startswith("pagemap-"):
+            middle = name.removeprefix("pagemap-").removesuffix(".img")
+            self._pid = int(middle) if middle.isdigit() else None
+        file = self._capture.begin(name, pipe, self._pid)
+        if file is not None:
+            self._files[pipe] = file
+            self._poll.register(pipe, select.POLLIN)
+        return True
+
+    def _read(self, descriptor: int) -> None:
+        if self._files[descriptor].read_some():
+            return
+        self._poll.unregister(descriptor)
+        self._capture.ended(self._files.pop(descriptor).close())
+
+    def close(self) -> None:
+        """Give up what is open."""
+        for file in self._files.values():
+            file.close()

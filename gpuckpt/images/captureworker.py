@@ -1,0 +1,165 @@
+"""The workers of a capture: each turns frames into stored bytes; and the small files beside them (see capture.py)."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+import blake3
+
+from gpuckpt.images import streaming
+from gpuckpt.images.cuts import Cuts
+from gpuckpt.images.packindex import FRAME_BYTES, ZERO, Frame, PackFile
+from gpuckpt.images.packs import FrameCoder, PackWriter, digest_of, is_zero
+from gpuckpt.model.errors import ImageCorrupt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpuckpt.images.capture import Capture
+
+WORKER_PIPE_BYTES = FRAME_BYTES + (FRAME_BYTES >> 2)
+"""A whole frame, and some: a slot of a pipe may hold less than a page."""
+
+READ_BYTES = 1 << 20
+"""Of a small file at a time."""
+
+SYNC_BYTES = 64 << 20
+"""A pack is synced each time it has grown by that much, so that little is left to sync at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the bytes of a known digest lie: the pack's number, as in Frame."""
+
+    pack: int
+    at: int
+    stored: int
+    compressed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFile:
+    """A file as CRIU wrote it, below the directory for small files."""
+
+    name: str
+    size: int
+    blake3: str
+
+
+@dataclass(slots=True)
+class Pages:
+    """A pages file under work: the workers finish its frames in any order."""
+
+    name: str
+    frames: dict[int, Frame] = field(default_factory=dict)
+    """By offset."""
+    cuts: Cuts = field(default_factory=Cuts)
+
+    def complete(self) -> tuple[Frame, ...]:
+        """Its frames in order. Raises ImageCorrupt when one is missing."""
+        frames = tuple(self.frames[offset] for offset in sorted(self.frames))
+        ends = [0, *(frame.offset + frame.raw for frame in frames)]
+        if [frame.offset for frame in frames] != ends[:-1]:
+            raise ImageCorrupt(f"{self.name}: a frame was lost on the way", "this is a bug; dump again with --plain")
+        return frames
+
+
+class Worker(threading.Thread):
+    """Turns frames into stored bytes, one after the other."""
+
+    def __init__(self, capture: Capture, number: int, directory: Path) -> None:
+        super().__init__(name=f"capture-{number}", daemon=True)
+        self._capture = capture
+        self._number = number
+        self._pack = PackWriter(directory, number)
+        self._synced = 0
+        self._coder = FrameCoder(capture.settings.level)
+        self._buffer = bytearray(FRAME_BYTES)
+        self._source, self.target = os.pipe()
+        self.room = streaming.grow_pipe(self.target, WORKER_PIPE_BYTES)
+        self.writable = streaming.Poller(self.target, select.POLLOUT, capture.stop)
+        self.jobs: SimpleQueue[tuple[Pages, int, int, bool] | None] = SimpleQueue()
+        """(file, offset of the frame, bytes that are new in the pipe, whether the frame is complete), or the end."""
+        self.finished: PackFile | None = None
+
+    def run(self) -> None:
+        """Until told to end; then the pack is finished. A failure is the capture's failure."""
+        try:
+            filled = 0
+            while (job := self.jobs.get()) is not None:
+                pages, offset, new, complete = job
+                self._read(filled, new)
+                filled += new
+                if complete:
+                    pages.frames[offset] = self._frame(offset, memoryview(self._buffer)[:filled])
+                    filled = 0
+                    self._capture.free.put(self)
+                    self._capture.ended()
+            if not self._capture.stop.is_raised():
+                self.finished = self._pack.finish()
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the tree must go on
+            self._capture.fail(error)
+
+    def _read(self, start: int, count: int) -> None:
+        view = memoryview(self._buffer)
+        done = 0
+        while done < count:
+            done += os.readv(self._source, [view[start + done : start + count]])
+
+    def _frame(self, offset: int, raw: memoryview) -> Frame:
+        digest = digest_of(raw)
+        self._capture.count(len(raw))
+        if is_zero(raw, digest):
+            return Frame(offset, len(raw), ZERO, 0, 0, compressed=False, digest=digest)
+        place = self._capture.known.get(digest)
+        if place is None:
+            stored, compressed = self._coder.encode(raw)
+            place = Place(self._number, self._pack.append(stored), len(stored), compressed)
+            self._capture.known[digest] = place
+            self._sync_sometimes()
+        return Frame(offset, len(raw), place.pack, place.at, place.stored, place.compressed, digest)
+
+    def _sync_sometimes(self) -> None:
+        if self._pack.size - self._synced >= SYNC_BYTES:
+            self._synced = self._pack.size
+            self._capture.to_sync.put(self._pack)
+
+    def close(self) -> None:
+        """Close its pipe, and remove its pack unless that was finished."""
+        os.close(self._source)
+        os.close(self.target)
+        if self.finished is None:
+            self._pack.discard()
+
+
+class Small:
+    """A small file on its way to the disk."""
+
+    def __init__(self, name: str, pipe: int, directory: Path) -> None:
+        self.name = name
+        self.pipe = pipe
+        self._hasher = blake3.blake3()
+        self._size = 0
+        path = directory / name
+        self._target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def read_some(self) -> bool:
+        """Take what is there; False at the end. Raises OSError."""
+        chunk = os.read(self.pipe, READ_BYTES)
+        self._hasher.update(chunk)
+        self._size += len(chunk)
+        left = memoryview(chunk)
+        while left:
+            left = left[os.write(self._target, left) :]
+        return bool(chunk)
+
+    def close(self) -> SmallFile:
+        """It is complete, or given up."""
+        os.close(self.pipe)
+        os.close(self._target)
+        return SmallFile(self.name, self._size, self._hasher.hexdigest())

@@ -1,0 +1,287 @@
+"""Packs: files of independent frames of memory, each compressed (zstd) or as it is.
+
+A pack is written by one worker, front to back, and named at its end by the BLAKE3 of its bytes; from
+then on it never changes, and images can share it. Readers trust nothing: a frame is used only after
+its length and the BLAKE3 of its raw bytes were compared.
+
+Sources: the zstd frame format is RFC 8878; python-zstandard's API is that of 0.23.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import blake3
+import zstandard
+
+from gpuckpt.images.packindex import (
+    FRAME_BYTES,
+    NAME,
+    ZERO,
+    Frame,
+    Index,
+    PackFile,
+    Window,
+    decode,
+    encode,
+    read_index,
+    settled,
+)
+from gpuckpt.model.errors import ImageCorrupt
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = [
+    "FRAME_BYTES",
+    "NAME",
+    "ZERO",
+    "Frame",
+    "FrameCoder",
+    "Index",
+    "PackFile",
+    "PackReader",
+    "PackWriter",
+    "Window",
+    "decode",
+    "digest_of",
+    "encode",
+    "is_zero",
+    "read_index",
+    "settled",
+]
+
+DEFAULT_LEVEL = -1
+LEVELS = range(-5, 20)
+MAX_WINDOW_BYTES = 1 << 27
+"""No frame may make its reader set aside more."""
+
+WORTH = 32
+"""A frame is stored as it is unless compression saves one part in this many."""
+
+_AGAIN = "copy the image again, or restore another one"
+
+
+def digest_of(raw: memoryview | bytes) -> bytes:
+    """BLAKE3 of a frame's raw bytes; the interpreter's lock is released meanwhile."""
+    return blake3.blake3(raw).digest()
+
+
+@lru_cache(maxsize=512)
+def _zero_digest(length: int) -> bytes:
+    return digest_of(bytes(length))
+
+
+def is_zero(raw: memoryview, digest: bytes) -> bool:
+    """Whether a frame is all zero, told by its digest: comparing would hold the interpreter's lock."""
+    if raw[0] or raw[-1] or raw[len(raw) // 2]:
+        return False
+    return digest == _zero_digest(len(raw))
+
+
+class FrameCoder:
+    """Turns raw bytes into what is stored. One for each thread."""
+
+    def __init__(self, level: int | None) -> None:
+        """`level` is zstd's, None stores everything as it is."""
+        self._compressor = (
+            None
+            if level is None
+            else zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
+        )
+
+    def encode(self, raw: memoryview) -> tuple[memoryview | bytes, bool]:
+        """The bytes to store, and whether they are compressed."""
+        if self._compressor is None:
+            return raw, False
+        packed = self._compressor.compress(raw)
+        if len(packed) > len(raw) - len(raw) // WORTH - 1:
+            return raw, False
+        return packed, True
+
+
+class PackWriter:
+    """A pack under work. One for each thread; only `sync` may come from another one."""
+
+    def __init__(self, directory: Path, number: int) -> None:
+        """Raises OSError."""
+        self._directory = directory
+        self._path = directory / f"{number}.part"
+        self._hasher = blake3.blake3()
+        self._open = threading.Lock()
+        """Held while the descriptor must stay what it is."""
+        self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self.size = 0
+        """Bytes written so far."""
+
+    def append(self, stored: memoryview | bytes) -> int:
+        """Write a frame's stored bytes; returns where they begin. Raises OSError."""
+        at, left = self.size, memoryview(stored)
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+        self._hasher.update(stored)
+        self.size += len(stored)
+        return at
+
+    def sync(self) -> None:
+        """What was written so far is on the disk when this returns. Raises OSError."""
+        with self._open:
+            if self._descriptor >= 0:
+                os.fdatasync(self._descriptor)
+
+    def finish(self) -> PackFile | None:
+        """Sync it and give it its name; None (and no file) when nothing was written. Raises OSError."""
+        if self.size == 0:
+            self.discard()
+            return None
+        os.fsync(self._descriptor)
+        pack = PackFile(self._hasher.hexdigest(), self.size)
+        self._path.rename(self._directory / pack.file)
+        self._close()
+        return pack
+
+    def discard(self) -> None:
+        """Remove it."""
+        self._close()
+        self._path.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        with self._open:
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+
+class _Tools(threading.local):
+    """What each reading thread has for itself."""
+
+    def __init__(self) -> None:
+        self.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+        self._stored = self._raw = bytearray()
+
+    def stored(self, length: int) -> memoryview:
+        """Room for a frame's stored bytes. It grows to what is needed: filling 4 MiB with zeros takes a while."""
+        if len(self._stored) < length:
+            self._stored = bytearray(length)
+        return memoryview(self._stored)[:length]
+
+    def raw(self, length: int) -> memoryview:
+        """Room for a frame's raw bytes."""
+        if len(self._raw) < length:
+            self._raw = bytearray(length)
+        return memoryview(self._raw)[:length]
+
+
+class PackReader:
+    """Reads frames out of the packs of an image, from any number of threads at once."""
+
+    def __init__(self, packs_directory: Path, index: Index) -> None:
+        """Open every pack. Raises ImageCorrupt for one that is missing, a link, or of another size."""
+        self._index = index
+        self._tools = _Tools()
+        self._descriptors: list[int] = []
+        try:
+            for pack in index.packs:
+                self._descriptors.append(_open_pack(packs_directory, pack))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> PackReader:  # noqa: PYI034 - typing.Self comes with 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the packs."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def read(self, frame: Frame, buffer: bytearray | None = None) -> memoryview:
+        """The verified raw bytes of a frame.
+
+        They lie in `buffer` (of at least frame.raw bytes), or else in a buffer of this thread that its next
+        read uses again. Raises ImageCorrupt naming pack and frame.
+        """
+        target = self._tools.raw(frame.raw) if buffer is None else memoryview(buffer)[: frame.raw]
+        if frame.pack == ZERO:
+            target[:] = bytes(frame.raw)
+            if frame.digest != _zero_digest(frame.raw):
+                raise self._corrupt(frame, "it is said to be zero, its digest says otherwise")
+            return target
+        if frame.compressed:
+            self._decompress(frame, target)
+        else:
+            self._fill(frame, target)
+        if digest_of(target) != frame.digest:
+            raise self._corrupt(frame, "its digest does not fit")
+        return target
+
+    def stored(self, frame: Frame, buffer: bytearray | None = None) -> memoryview:
+        """The bytes of a frame as they lie in the pack, not verified. Valid until this thread's next call."""
+        target = self._tools.stored(frame.stored) if buffer is None else memoryview(buffer)[: frame.stored]
+        self._fill(frame, target)
+        return target
+
+    def verify_all(self, workers: int) -> None:
+        """Read every frame once, with `workers` threads. Raises ImageCorrupt."""
+        frames = {
+            (frame.pack, frame.at, frame.raw, frame.digest): frame
+            for frames in self._index.files.values()
+            for frame in frames
+        }
+        with ThreadPoolExecutor(workers) as pool:
+            for _ in pool.map(lambda frame: self.read(frame) and None, frames.values()):
+                pass
+
+    def _fill(self, frame: Frame, target: memoryview) -> None:
+        done = 0
+        try:
+            while done < len(target):
+                count = os.preadv(self._descriptors[frame.pack], [target[done:]], frame.at + done)
+                if count == 0:
+                    raise self._corrupt(frame, "the pack ends in it")
+                done += count
+        except OSError as error:
+            raise self._corrupt(frame, error.strerror or "cannot be read") from None
+
+    def _decompress(self, frame: Frame, target: memoryview) -> None:
+        stored = self.stored(frame)
+        try:
+            said = zstandard.get_frame_parameters(stored)
+            if said.content_size != frame.raw or not said.has_checksum or said.window_size > MAX_WINDOW_BYTES:
+                raise self._corrupt(frame, "it is another frame than the index says")
+            with self._tools.decompressor.stream_reader(stored, closefd=False) as reader:
+                done = 0
+                while done < frame.raw and (count := reader.readinto(target[done:])):
+                    done += count
+        except zstandard.ZstdError as error:
+            raise self._corrupt(frame, str(error)) from None
+        if done != frame.raw:
+            raise self._corrupt(frame, f"{done} bytes instead of {frame.raw}")
+
+    def _corrupt(self, frame: Frame, why: str) -> ImageCorrupt:
+        where = f"packs/{self._index.packs[frame.pack].file}" if frame.pack != ZERO else "packs/index"
+        return ImageCorrupt(f"{where} is damaged in the frame at {frame.at} ({frame.stored} bytes): {why}", _AGAIN)
+
+
+def _open_pack(directory: Path, pack: PackFile) -> int:
+    try:
+        descriptor = os.open(directory / pack.file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        why = "it is a link" if error.errno == errno.ELOOP else error.strerror
+        raise ImageCorrupt(f"packs/{pack.file} cannot be read: {why}", _AGAIN) from None
+    seen = os.fstat(descriptor)
+    if stat.S_ISREG(seen.st_mode) and seen.st_size == pack.size:
+        return descriptor
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
+    raise ImageCorrupt(f"packs/{pack.file} has {seen.st_size} bytes, the index says {pack.size}", _AGAIN)

@@ -1,0 +1,103 @@
+"""Writing into the memory of another process: the one home of process_vm_writev(2).
+
+It needs no ptrace stop, only the right to one (CAP_SYS_PTRACE), respects the protection of mappings,
+and lets any number of threads write at once: each call only takes the page table's own locks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+IOV_MAX = 1024
+"""Entries of one call (UIO_MAXIOV)."""
+
+
+class _Iovec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_uint64), ("length", ctypes.c_uint64))
+
+
+_IovecArray = _Iovec * IOV_MAX
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.process_vm_writev.restype = ctypes.c_ssize_t
+_libc.process_vm_writev.argtypes = [
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+]
+
+
+class Writer:
+    """Writes pieces of one buffer into processes. One for each thread; the buffer keeps its size and place."""
+
+    def __init__(self, buffer: bytearray) -> None:
+        self._anchor = (ctypes.c_char * len(buffer)).from_buffer(buffer)
+        self._base = ctypes.addressof(self._anchor)
+        self._size = len(buffer)
+        self._local = _IovecArray()
+        self._remote = _IovecArray()
+
+    def write(self, pid: int, pieces: Sequence[tuple[int, int, int]]) -> int:
+        """Write each (address there, offset in the buffer, length); returns the bytes written, which are all.
+
+        Raises ProcessLookupError when the process has ended, OSError (EFAULT: no writable memory there,
+        EPERM: not allowed, ENOSYS: the kernel cannot).
+        """
+        if any(offset < 0 or length < 0 or offset + length > self._size for _, offset, length in pieces):
+            raise ValueError("a piece outside of the buffer")
+        return sum(self._write(pid, pieces[first : first + IOV_MAX]) for first in range(0, len(pieces), IOV_MAX))
+
+    def _write(self, pid: int, pieces: Sequence[tuple[int, int, int]]) -> int:
+        for number, (address, offset, length) in enumerate(pieces):
+            self._local[number].base, self._local[number].length = self._base + offset, length
+            self._remote[number].base, self._remote[number].length = address, length
+        first, total = 0, 0
+        while first < len(pieces):
+            count, skip = len(pieces) - first, first * ctypes.sizeof(_Iovec)
+            local, remote = ctypes.addressof(self._local) + skip, ctypes.addressof(self._remote) + skip
+            done = _libc.process_vm_writev(pid, local, count, remote, count, 0)
+            if done < 0:
+                _raise(pid)
+            total += done
+            first = self._advance(first, done, len(pieces))
+        return total
+
+    def _advance(self, first: int, done: int, end: int) -> int:
+        """Take what a call wrote off the lists; the index of the first piece that is not whole yet."""
+        while first < end and done >= self._local[first].length:
+            done -= self._local[first].length
+            first += 1
+        if first < end:
+            self._local[first].base += done
+            self._local[first].length -= done
+            self._remote[first].base += done
+            self._remote[first].length -= done
+        return first
+
+
+def _raise(pid: int) -> None:
+    code = ctypes.get_errno()
+    raise OSError(code, f"process_vm_writev into process {pid}: {os.strerror(code)}")
+
+
+def why_not(pid: int) -> str:
+    """Why memory of this process cannot be written to, in words; '' where it can.
+
+    Nothing is written: address 0 is never mapped, so EFAULT is the answer of a kernel that would.
+    """
+    nothing = ctypes.c_char(b"\0")
+    local, remote = _Iovec(ctypes.addressof(nothing), 1), _Iovec(0, 1)
+    done = _libc.process_vm_writev(pid, ctypes.addressof(local), 1, ctypes.addressof(remote), 1, 0)
+    code = ctypes.get_errno() if done < 0 else 0
+    if done >= 0 or code == errno.EFAULT:
+        return ""
+    return f"memory of another process cannot be written to here: {os.strerror(code)} (process_vm_writev)"

@@ -1,0 +1,313 @@
+#!/usr/bin/env python3
+"""gpuckpt against CRIU alone: same process, same file system, one after the other, again and again.
+
+    python tests/bench/bench.py --megabytes 2048 --kind private --where /dev/shm/bench --rounds 7
+
+Every contender of a round starts after an equal write to the file system, so that it does not pay for
+pages that the host has to find first. Reported are minima and medians: single runs on shared machines
+differ by a factor of five. Writes JSON and a picture (SVG) into --results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tests import harness  # noqa: E402 - the script runs from anywhere
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FILL = """
+import mmap, os, signal, sys
+def fill(area, share):
+    noise = os.urandom(1 << 20)
+    for at in range(0, len(area), 1 << 20):
+        area[at : at + int((1 << 20) * share)] = noise[: int((1 << 20) * share)]
+        for page in range(at, at + (1 << 20), 4096):
+            area[page : page + 8] = (page + 1).to_bytes(8, "little")  # no two frames are equal
+kind, size = sys.argv[1], int(sys.argv[2]) << 20
+PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+if kind == "shared":
+    areas = [mmap.mmap(-1, size)]
+elif kind == "processes":
+    children = 15
+    for _ in range(children):
+        if os.fork() == 0:
+            break
+    size = size // (children + 1) >> 20 << 20
+    areas = [mmap.mmap(-1, size, flags=PRIVATE)]
+else:
+    areas = [mmap.mmap(-1, size, flags=PRIVATE)]
+for area in areas:
+    if kind == "half-zero":
+        fill(memoryview(area)[: size // 2], 0.5)
+        for page in range(size // 2, size, 4096):
+            area[page] = 0
+    else:
+        fill(memoryview(area), 0.5)
+open(sys.argv[3] + "." + str(os.getpid()), "w").close()
+while True:
+    signal.pause()
+"""
+KINDS = {"private": 1, "half-zero": 1, "shared": 1, "processes": 16}
+"""Memory that compresses by half, and how many processes it lies in."""
+
+
+@dataclass
+class Run:
+    """One measured run. Seconds; bytes; KiB of resident memory (of the contender's own processes)."""
+
+    contender: str
+    seconds: float
+    """By the clock that is compared: the time for which the job stands still, or waits to run."""
+    wall: float
+    stored: int = 0
+    peak_kib: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to do it. `run` makes (dump) or uses (restore) what lies in the given empty directory."""
+
+    name: str
+    run: Callable[[Lab, Path], Run]
+
+
+class Lab:
+    """The process, and what the contenders need."""
+
+    def __init__(self, kind: str, megabytes: int, where: Path, *, synced: bool) -> None:
+        self.kind, self.megabytes, self.where, self.synced = kind, megabytes, where, synced
+        self.criu, why = harness.criu_or_reason()
+        if self.criu is None:
+            sys.exit(f"bench: {why}")
+        self.none = where / "none"
+        self.none.mkdir(parents=True)
+        ready = where / "ready"
+        argv = [sys.executable, "-c", FILL, kind, str(megabytes), str(ready)]
+        self.job = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, cwd="/")
+        harness.wait_for(lambda: len(list(where.glob("ready.*"))) == KINDS[kind], "the memory is filled", 600)
+        self.pids = [int(path.suffix[1:]) for path in where.glob("ready.*")]
+
+    def close(self) -> None:
+        for pid in self.pids:
+            os.kill(pid, signal.SIGKILL)
+        self.job.wait()
+
+    def warm(self) -> None:
+        """Write as much as the largest contender will, and remove it."""
+        place, piece = self.where / "warm", os.urandom(1 << 22)
+        with place.open("wb") as file:
+            for _ in range(self.megabytes // 4):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+        place.unlink()
+
+    def criu_dump(self, images: Path) -> float:
+        """Plain `criu dump`, synced where asked for; its wall time."""
+        argv = [self.criu, "dump", "--no-default-config", "-D", images, "-o", "log", "-v4", "-L", self.none]
+        argv += ["--manage-cgroups=ignore", "-R", "-t", self.job.pid]
+        began = time.monotonic()
+        subprocess.run([*map(str, argv)], check=True, stdin=subprocess.DEVNULL, timeout=600)
+        self.sync(images)
+        return time.monotonic() - began
+
+    def sync(self, directory: Path) -> None:
+        for path in directory.rglob("*") if self.synced else ():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)
+            os.close(descriptor)
+
+
+def measured(argv: list[object]) -> tuple[dict, float, int]:
+    """Run gpuckpt; its report, wall seconds, and peak memory in KiB of all its processes."""
+    began = time.monotonic()
+    line = [sys.executable, "-m", "gpuckpt", *map(str, argv), "--json"]
+    child = subprocess.Popen(
+        line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT
+    )
+    said = json.loads(child.stdout.read())
+    _, status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        sys.exit(f"bench: {said['error']}")
+    return said["data"], time.monotonic() - began, usage.ru_maxrss
+
+
+def size_of(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def plain(lab: Lab, place: Path) -> Run:
+    wall = lab.criu_dump(place)
+    return Run("criu dump", wall, wall, size_of(place))
+
+
+def by_hand(lab: Lab, place: Path) -> Run:
+    """What a person does today: dump, then pack it."""
+    images = place / "images"
+    images.mkdir()
+    first = lab.criu_dump(images)
+    began = time.monotonic()
+    with (place / "image.tar.zst").open("wb") as out:
+        tar = subprocess.Popen(["tar", "-C", images, "-c", "."], stdout=subprocess.PIPE)
+        packer = ["zstd", "-1", "-T0", "-q"] if shutil.which("zstd") else [sys.executable, "-c", ZSTD]
+        subprocess.run(packer, stdin=tar.stdout, stdout=out, check=True, timeout=600)
+        tar.stdout.close()
+        tar.wait()
+    lab.sync(place)
+    wall = first + time.monotonic() - began
+    return Run("criu dump, tar | zstd -1", wall, wall, (place / "image.tar.zst").stat().st_size)
+
+
+ZSTD = """
+import sys, zstandard
+zstandard.ZstdCompressor(level=1, threads=-1).copy_stream(sys.stdin.buffer, sys.stdout.buffer)
+"""
+
+
+def ours(name: str, *options: str) -> Contender:
+    def run(lab: Lab, place: Path) -> Run:
+        argv = ["dump", "--tree", lab.job.pid, place / "img", "--leave-running", "--settle", 0, *options]
+        data, wall, peak = measured(argv)
+        # On a disk all have to be synced; ours is, in `publish`.
+        seconds = data["seconds"]["capture"] + (data["seconds"]["publish"] if lab.synced else 0)
+        return Run(name, seconds, wall, data["bytes_stored"], peak, data["seconds"])
+
+    return Contender(name, run)
+
+
+DUMP_CONTENDERS = [
+    Contender("criu dump", plain),
+    Contender("criu dump, tar | zstd -1", by_hand),
+    ours("gpuckpt"),
+    ours("gpuckpt --level none", "--level", "none"),
+    ours("gpuckpt --plain", "--plain"),
+]
+
+RESTORE_CONTENDERS: list[Contender] = []
+"""The restore side comes here, in the same form."""
+
+
+def compare(lab: Lab, contenders: list[Contender], rounds: int) -> list[Run]:
+    """All contenders in turn, `rounds` times."""
+    runs = []
+    for number in range(rounds):
+        for contender in contenders:
+            lab.warm()
+            place = Path(tempfile.mkdtemp(dir=lab.where))
+            try:
+                run = contender.run(lab, place)
+            finally:
+                shutil.rmtree(place)
+            runs.append(run)
+            print(
+                f"{number + 1}/{rounds}  {run.contender:26} {run.seconds:6.2f} s  (wall {run.wall:6.2f} s)", flush=True
+            )
+    return runs
+
+
+def summary(runs: list[Run]) -> dict[str, dict[str, float]]:
+    """Minimum and median of each contender, and both against the first one's."""
+    names = list(dict.fromkeys(run.contender for run in runs))
+    result: dict[str, dict[str, float]] = {}
+    for name in names:
+        own = [run for run in runs if run.contender == name]
+        seconds = [run.seconds for run in own]
+        result[name] = {
+            "minimum": min(seconds),
+            "median": statistics.median(seconds),
+            "wall_minimum": min(run.wall for run in own),
+            "wall_median": statistics.median(run.wall for run in own),
+            "stored": statistics.median(run.stored for run in own),
+            "peak_kib": max(run.peak_kib for run in own),
+        }
+    first = result[names[0]]
+    for one in result.values():
+        one["minimum_ratio"] = one["minimum"] / first["minimum"]
+        one["median_ratio"] = one["median"] / first["median"]
+    return result
+
+
+def picture(found: dict[str, dict[str, float]], title: str) -> str:
+    """Bars of the minima, a mark at each median, as SVG."""
+    longest = max(one["median"] for one in found.values()) or 1.0
+    rows = []
+    for number, (name, one) in enumerate(found.items()):
+        y, width, median = 50 + number * 30, 380 * one["minimum"] / longest, 380 * one["median"] / longest
+        colour = "#2a6f97" if name.startswith("gpuckpt") else "#9a9a9a"
+        rows.append(f'<text x="200" y="{y + 14}" text-anchor="end">{name}</text>')
+        rows.append(f'<rect x="210" y="{y}" width="{width:.1f}" height="20" fill="{colour}"/>')
+        rows.append(f'<rect x="{210 + median:.1f}" y="{y - 2}" width="2" height="24" fill="#c1121f"/>')
+        rows.append(f'<text x="{220 + max(width, median):.1f}" y="{y + 14}">{one["minimum"]:.2f} s</text>')
+    height = 60 + 30 * len(found)
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="680" height="{height}" font-family="sans-serif" font-size="12">',
+            '<rect width="100%" height="100%" fill="#ffffff"/>',
+            f'<text x="10" y="20" font-size="14">{title}</text>',
+            '<text x="10" y="36" fill="#555555">bar: minimum; red mark: median; seconds</text>',
+            *rows,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=int, default=2048)
+    parser.add_argument("--kind", choices=KINDS, default="private")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--where", type=Path, default=Path("/dev/shm/gpuckpt-bench"))
+    parser.add_argument("--only", help="part of a contender's name")
+    parser.add_argument("--sync", action="store_true", help="sync what CRIU wrote as well (for disks)")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    chosen = parser.parse_args()
+    shutil.rmtree(chosen.where, ignore_errors=True)
+    contenders = [one for one in DUMP_CONTENDERS if not chosen.only or chosen.only in one.name]
+    lab = Lab(chosen.kind, chosen.megabytes, chosen.where, synced=chosen.sync)
+    try:
+        runs = compare(lab, contenders, chosen.rounds)
+    finally:
+        lab.close()
+        shutil.rmtree(chosen.where, ignore_errors=True)
+    found = summary(runs)
+    disk = "synced" if chosen.sync else "tmpfs"
+    name = f"dump-{chosen.kind}-{chosen.megabytes}MB-{disk}-{len(os.sched_getaffinity(0))}cores"
+    report = {
+        "what": {"kind": chosen.kind, "megabytes": chosen.megabytes, "rounds": chosen.rounds, "file system": disk},
+        "host": {"kernel": platform.release(), "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()},
+        "summary": found,
+        "runs": [asdict(run) for run in runs],
+    }
+    chosen.results.mkdir(parents=True, exist_ok=True)
+    (chosen.results / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    (chosen.results / f"{name}.svg").write_text(picture(found, name))
+    for contender, one in found.items():
+        print(
+            f"{contender:26} min {one['minimum']:6.2f} ({one['minimum_ratio']:.2f} x)  median {one['median']:6.2f}"
+            f" ({one['median_ratio']:.2f} x)  stored {one['stored'] / 1e6:8.0f} MB  peak {one['peak_kib'] >> 10} MiB"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""Packs: any split of memory over frames and packs comes back; whatever is changed in them is found."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import blake3
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpuckpt.images import materialise, packs
+from gpuckpt.images.packs import FrameCoder, Index, PackReader, PackWriter, Window
+from gpuckpt.model.errors import ImageCorrupt, ImageTooNew
+
+PAGE = 4096
+
+
+def content(kind: str, length: int, seed: int) -> bytes:
+    if kind == "zero":
+        return bytes(length)
+    if kind == "random":
+        return random.Random(seed).randbytes(length)
+    return (b"%08d" % seed * (length // 8 + 1))[:length]
+
+
+def store(directory, files: dict[str, list[bytes]], *, levels=(-1, None, 3)) -> Index:
+    """Write frames over as many packs as there are levels, in turn."""
+    directory.mkdir(exist_ok=True)
+    writers = [PackWriter(directory, number) for number, _ in enumerate(levels)]
+    coders = [FrameCoder(level) for level in levels]
+    placed: dict[str, list] = {}
+    turn = 0
+    for name, pieces in files.items():
+        offset, placed[name] = 0, []
+        for piece in pieces:
+            raw, digest = memoryview(piece), packs.digest_of(piece)
+            if packs.is_zero(raw, digest):
+                placed[name].append((offset, len(piece), packs.ZERO, 0, 0, False, digest))
+            else:
+                who = turn % len(levels)
+                stored, compressed = coders[who].encode(raw)
+                at = writers[who].append(stored)
+                placed[name].append((offset, len(piece), who, at, len(stored), compressed, digest))
+            offset += len(piece)
+            turn += 1
+    finished = [writer.finish() for writer in writers]
+    return packs.settled({name: [packs.Frame(*entry) for entry in placed[name]] for name in placed}, finished)
+
+
+pieces = st.lists(
+    st.tuples(st.sampled_from(["zero", "random", "text"]), st.integers(1, 3 * PAGE), st.integers(0, 9)),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(files=st.lists(pieces, max_size=3), window=st.integers(0, 2**64 - 1))
+def test_any_split_comes_back(tmp_path_factory, files, window):
+    root = tmp_path_factory.mktemp("packs")
+    raw = {f"pages-{n}.img": [content(*piece) for piece in wanted] for n, wanted in enumerate(files, 1)}
+    made = store(root / "packs", raw)
+    index = packs.decode(packs.encode(Index(made.packs, made.files, (Window(7, 0, window, window),))), "index")
+    assert (index.packs, index.files) == (made.packs, made.files)
+    assert index.windows == (Window(7, 0, window, window),)
+    assert index.raw_bytes() == sum(len(piece) for each in raw.values() for piece in each)
+    with PackReader(root / "packs", index) as reader:
+        for name, wanted in raw.items():
+            assert [bytes(reader.read(frame)) for frame in index.files[name]] == wanted
+            assert [frame.offset for frame in index.files[name]] == [
+                sum(map(len, wanted[:n])) for n in range(len(wanted))
+            ]
+        reader.verify_all(3)
+        out = root / "out"
+        out.mkdir()
+        materialise.write_pages(reader, index, out, workers=3)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == {n: b"".join(p) for n, p in raw.items()}
+    for pack in index.packs:
+        assert blake3.blake3((root / "packs" / pack.file).read_bytes()).hexdigest() == pack.name
+
+
+@pytest.fixture
+def image(tmp_path):
+    files = {"pages-1.img": [content("random", 700, 1), bytes(9000), content("text", 20000, 2)], "pages-2.img": [b"x"]}
+    index = store(tmp_path / "packs", files, levels=(-1, 1))
+    return tmp_path / "packs", index
+
+
+def test_every_flipped_byte_of_the_index_is_found(image):
+    raw = packs.encode(image[1])
+    for position in range(len(raw)):
+        for bit in (1, 128):
+            with pytest.raises((ImageCorrupt, ImageTooNew)):
+                packs.decode(raw[:position] + bytes([raw[position] ^ bit]) + raw[position + 1 :], "index")
+
+
+def test_every_cut_index_is_found(image):
+    raw = packs.encode(image[1])
+    for length in range(len(raw)):
+        with pytest.raises(ImageCorrupt):
+            packs.decode(raw[:length], "index")
+    with pytest.raises(ImageCorrupt):
+        packs.decode(raw + b"\0", "index")
+
+
+def changed_is_corrupt(directory, index):
+    """Some frame cannot be read, or its content is what it was: then only the pack's own digest can tell."""
+    try:
+        with PackReader(directory, index) as reader:
+            for frame in (frame for frames in index.files.values() for frame in frames):
+                reader.read(frame)
+    except ImageCorrupt as error:
+        assert "packs/" in error.message
+        return True
+    return False
+
+
+def test_every_flipped_byte_of_a_pack_is_found(image):
+    directory, index = image
+    silent = 0
+    for pack in index.packs:
+        path = directory / pack.file
+        raw = path.read_bytes()
+        for position in range(len(raw)):
+            path.write_bytes(raw[:position] + bytes([raw[position] ^ 0x10]) + raw[position + 1 :])
+            silent += not changed_is_corrupt(directory, index)
+            assert blake3.blake3(path.read_bytes()).hexdigest() != pack.name
+        path.write_bytes(raw)
+    # Bits of a zstd header that mean nothing: the memory is what it was.
+    assert silent <= 4
+    assert not changed_is_corrupt(directory, index)
+
+
+def test_cut_swapped_missing_and_linked_packs_are_found(image):
+    directory, index = image
+    first, second = (directory / pack.file for pack in index.packs)
+    raw = first.read_bytes(), second.read_bytes()
+    first.write_bytes(raw[0][:-1])
+    assert changed_is_corrupt(directory, index)
+    first.write_bytes(raw[1])
+    second.write_bytes(raw[0])
+    assert changed_is_corrupt(directory, index)
+    second.write_bytes(raw[1])
+    first.unlink()
+    assert changed_is_corrupt(directory, index)
+    (directory / "elsewhere").write_bytes(raw[0])
+    first.symlink_to(directory / "elsewhere")
+    assert changed_is_corrupt(directory, index)
+    first.unlink()
+    first.write_bytes(raw[0])
+    assert not changed_is_corrupt(directory, index)
+
+
+def test_swapped_frames_are_found(image):
+    directory, index = image
+    one, two, three = index.files["pages-1.img"]
+    swapped = packs.Frame(one.offset, three.raw, three.pack, three.at, three.stored, three.compressed, one.digest)
+    assert changed_is_corrupt(directory, Index(index.packs, {"pages-1.img": (swapped,)}))
+    not_zero = packs.Frame(two.offset, two.raw, packs.ZERO, 0, 0, False, three.digest)
+    assert changed_is_corrupt(directory, Index(index.packs, {"pages-1.img": (not_zero,)}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"raw": 0},
+        {"raw": packs.FRAME_BYTES + 1},
+        {"pack": 2},
+        {"pack": -2},
+        {"at": 1 << 62},
+        {"stored": 0},
+        {"stored": (4 << 20) + 1},
+        {"pack": packs.ZERO},
+    ],
+)
+def test_impossible_frames_are_refused(image, change):
+    _, index = image
+    frame = index.files["pages-1.img"][2]
+    values = {name: getattr(frame, name) for name in frame.__slots__} | change
+    forged = packs.encode(Index(index.packs, {"pages-1.img": (packs.Frame(**values | {"offset": 0}),)}))
+    with pytest.raises(ImageCorrupt):
+        packs.decode(forged, "index")
+
+
+@pytest.mark.parametrize("name", ["../pages-1.img", "pages-1.img/x", "core-1.img", "pages-.img", ""])
+def test_names_of_other_files_are_refused(image, name):
+    with pytest.raises(ImageCorrupt):
+        packs.decode(packs.encode(Index(image[1].packs, {name: image[1].files["pages-2.img"]})), "index")
+
+
+def test_a_link_is_no_index(tmp_path, image):
+    (tmp_path / "real").write_bytes(packs.encode(image[1]))
+    (tmp_path / "index").symlink_to(tmp_path / "real")
+    with pytest.raises(ImageCorrupt):
+        packs.read_index(tmp_path / "index")
+    assert packs.read_index(tmp_path / "real").files == image[1].files
+
+
+def test_many_threads_read_at_once(tmp_path):
+    wanted = [content("text", 50000, n) for n in range(40)]
+    index = store(tmp_path / "packs", {"pages-1.img": wanted})
+    wrong = []
+    with PackReader(tmp_path / "packs", index) as reader:
+
+        def read(seed: int) -> None:
+            order = list(enumerate(index.files["pages-1.img"]))
+            random.Random(seed).shuffle(order)
+            wrong.extend(n for n, frame in order if bytes(reader.read(frame)) != wanted[n])
+
+        threads = [threading.Thread(target=read, args=(seed,)) for seed in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+def test_an_empty_pack_is_removed(tmp_path):
+    writer = PackWriter(tmp_path, 0)
+    assert writer.finish() is None
+    assert not list(tmp_path.iterdir())
