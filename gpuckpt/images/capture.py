@@ -17,7 +17,6 @@ compressed form per worker.
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import threading
 from dataclasses import dataclass
@@ -80,6 +79,7 @@ class Capture:
         """
         self.settings = settings
         self.stop = streaming.Stop()
+        self.doors = streaming.Doors()
         self.known: dict[bytes, Place] = dict(known or {})
         self.free: SimpleQueue[Worker | None] = SimpleQueue()
         self.to_sync: SimpleQueue[PackWriter | None] = SimpleQueue()
@@ -101,6 +101,7 @@ class Capture:
             threading.Thread(target=self._guarded, args=(self._sync_all,), name="capture-sync", daemon=True),
         ]
         self._listener = streaming.listen(sockets)
+        self.doors.add(self._listener.fileno())
         try:
             for number in range(settings.workers):
                 self._workers.append(Worker(self, number, packs))
@@ -137,8 +138,10 @@ class Capture:
     def fail(self, error: BaseException | None = None) -> None:
         """Stop everything: CRIU gets EPIPE and lets the tree go on. The first error is kept."""
         with self._lock:
-            self.error = self.error or error
+            if not self.stop.is_raised():
+                self.error = error
             self.stop.raise_()
+        self.doors.shut()
         for _ in range(len(self._pumps) + 1):
             self.free.put(None)
         for worker in self._workers:
@@ -154,7 +157,8 @@ class Capture:
                 thread.join()
         for worker in self._workers:
             worker.close()
-        self._listener.close()
+        self.doors.close(self._listener)
+        self.doors.give_back()
         self.stop.close()
 
     def count(self, raw: int) -> None:
@@ -179,21 +183,23 @@ class Capture:
         if not streaming.Poller(self._listener.fileno(), select.POLLIN, self.stop).wait():
             return
         peer, _ = self._listener.accept()
+        self.doors.add(peer.fileno())
         peer.settimeout(streaming.PEER_SECONDS)
-        with peer:
-            reader = _Reader(self, peer)
-            try:
-                reader.run()
-            finally:
-                reader.close()
+        reader = _Reader(self, peer)
+        try:
+            reader.run()
+        finally:
+            reader.close()
+            self.doors.close(peer)
 
     def begin(self, name: str, pipe: int, pid: int | None) -> Small | None:
         """CRIU has opened a file: a pages file gets a pump, a small one is returned to be read."""
+        self.doors.add(pipe)
         with self._lock:
             self._open += 1
         streaming.grow_pipe(pipe, PIPE_BYTES if name.startswith("pages-") else READ_BYTES)
         if not name.startswith("pages-"):
-            return Small(name, pipe, self._small_directory)
+            return Small(name, pipe, self._small_directory, self.doors)
         pages = Pages(name)
         self._pages.append(pages)
         pump = threading.Thread(target=self._guarded, args=(self._pump, pages, pipe, pid), name=name, daemon=True)
@@ -213,7 +219,7 @@ class Capture:
 
     def _pump(self, pages: Pages, pipe: int, pid: int | None) -> None:
         with contextlib.ExitStack() as stack:
-            stack.callback(os.close, pipe)
+            stack.callback(self.doors.close, pipe)
             if pid is not None:
                 pages.cuts = self._cuts_for(pid) or pages.cuts
             readable = streaming.Poller(pipe, select.POLLIN, self.stop)

@@ -140,9 +140,10 @@ class Worker(threading.Thread):
 class Small:
     """A small file on its way to the disk."""
 
-    def __init__(self, name: str, pipe: int, directory: Path) -> None:
+    def __init__(self, name: str, pipe: int, directory: Path, doors: streaming.Doors) -> None:
         self.name = name
         self.pipe = pipe
+        self._doors = doors
         self._hasher = blake3.blake3()
         self._size = 0
         path = directory / name
@@ -160,6 +161,6 @@ class Small:
 
     def close(self) -> SmallFile:
         """It is complete, or given up."""
-        os.close(self.pipe)
+        self._doors.close(self.pipe)
         os.close(self._target)
         return SmallFile(self.name, self._size, self._hasher.hexdigest())

@@ -17,6 +17,7 @@ import select
 import socket
 import struct
 import sys
+import threading
 from typing import TYPE_CHECKING
 
 from gpuckpt.images import wire
@@ -150,6 +151,50 @@ class Stop:
         """Give its descriptors back, when nobody waits any more."""
         self.raise_()
         os.close(self._read)
+
+
+class Doors:
+    """Descriptors through which CRIU hands us things, shut all together when the capture fails.
+
+    While one is open, also one that still lies in a socket, CRIU can be waiting in a write for ever; and the
+    thread that should close it can be waiting for a disk. So they are shut from outside: /dev/null takes the
+    place of each, and the numbers stay taken until their own threads close them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: set[int] = set()
+        self._shut = False
+        self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+
+    def add(self, descriptor: int) -> None:
+        """Shut this one too, when it comes to that."""
+        with self._lock:
+            self._open.add(descriptor)
+            if self._shut:
+                os.dup2(self._null, descriptor, inheritable=False)
+
+    def close(self, door: int | socket.socket) -> None:
+        """Close one in the ordinary way."""
+        with self._lock:
+            if isinstance(door, int):
+                self._open.discard(door)
+                os.close(door)
+            else:
+                self._open.discard(door.fileno())
+                door.close()
+
+    def shut(self) -> None:
+        """Shut all that are open, and all that will be added."""
+        with self._lock:
+            if not self._shut:
+                self._shut = True
+                for descriptor in self._open:
+                    os.dup2(self._null, descriptor, inheritable=False)
+
+    def give_back(self) -> None:
+        """No thread is left that uses any."""
+        os.close(self._null)
 
 
 class Poller:

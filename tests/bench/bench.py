@@ -102,7 +102,10 @@ class Lab:
         self.none.mkdir(parents=True)
         ready = where / "ready"
         argv = [sys.executable, "-c", FILL, kind, str(megabytes), str(ready)]
-        self.job = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True, cwd="/")
+        nothing = subprocess.DEVNULL
+        self.job = subprocess.Popen(
+            argv, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True, cwd="/"
+        )
         harness.wait_for(lambda: len(list(where.glob("ready.*"))) == KINDS[kind], "the memory is filled", 600)
         self.pids = [int(path.suffix[1:]) for path in where.glob("ready.*")]
 
@@ -203,9 +206,6 @@ DUMP_CONTENDERS = [
     ours("gpuckpt --plain", "--plain"),
 ]
 
-RESTORE_CONTENDERS: list[Contender] = []
-"""The restore side comes here, in the same form."""
-
 
 def compare(lab: Lab, contenders: list[Contender], rounds: int) -> list[Run]:
     """All contenders in turn, `rounds` times."""
@@ -276,6 +276,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--megabytes", type=int, default=2048)
     parser.add_argument("--kind", choices=KINDS, default="private")
+    parser.add_argument("--restore", action="store_true", help="the restore side instead of the dump side")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--where", type=Path, default=Path("/dev/shm/gpuckpt-bench"))
     parser.add_argument("--only", help="part of a contender's name")
@@ -283,8 +284,13 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     chosen = parser.parse_args()
     shutil.rmtree(chosen.where, ignore_errors=True)
-    contenders = [one for one in DUMP_CONTENDERS if not chosen.only or chosen.only in one.name]
-    lab = Lab(chosen.kind, chosen.megabytes, chosen.where, synced=chosen.sync)
+    from tests.bench import restoring  # it uses this module
+
+    known = restoring.CONTENDERS if chosen.restore else DUMP_CONTENDERS
+    contenders = [one for one in known if not chosen.only or chosen.only in one.name]
+    lab = (restoring.RestoreLab if chosen.restore else Lab)(
+        chosen.kind, chosen.megabytes, chosen.where, synced=chosen.sync
+    )
     try:
         runs = compare(lab, contenders, chosen.rounds)
     finally:
@@ -292,7 +298,8 @@ def main() -> None:
         shutil.rmtree(chosen.where, ignore_errors=True)
     found = summary(runs)
     disk = "synced" if chosen.sync else "tmpfs"
-    name = f"dump-{chosen.kind}-{chosen.megabytes}MB-{disk}-{len(os.sched_getaffinity(0))}cores"
+    side = "restore" if chosen.restore else "dump"
+    name = f"{side}-{chosen.kind}-{chosen.megabytes}MB-{disk}-{len(os.sched_getaffinity(0))}cores"
     report = {
         "what": {"kind": chosen.kind, "megabytes": chosen.megabytes, "rounds": chosen.rounds, "file system": disk},
         "host": {"kernel": platform.release(), "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()},
@@ -310,4 +317,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    from tests.bench import bench  # as the module that restoring.py knows
+
+    bench.main()

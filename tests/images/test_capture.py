@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 import sys
@@ -200,6 +201,26 @@ def test_broken_off_in_the_middle_the_tree_goes_on(start, tmp_path):
         breaker.join()
         streamed.capture.close()
     harness.wait_for(lambda: harness.state(root) == "S", "the tree goes on")
+
+
+def test_broken_off_at_any_moment_criu_never_waits_for_us(start, tmp_path):
+    """Also before its connection was accepted: pipes that lie in a socket keep a writer waiting."""
+    root = start("a = bytearray(os.urandom(1 << 20) * 3)")
+    rng = random.Random(7)
+    for number in range(30):
+        place = tmp_path / str(number)
+        streamed = Streamed(place)
+        breaker = threading.Timer(rng.uniform(0, 0.25), streamed.capture.fail)
+        breaker.start()
+        try:
+            began = time.monotonic()
+            criu(root, place / "s", place / "work", "--stream")
+            assert time.monotonic() - began < 20
+        finally:
+            breaker.join()
+            streamed.capture.close()
+        harness.wait_for(lambda: harness.state(root) == "S", "the tree goes on")
+    assert len(list(Path("/proc/self/fd").iterdir())) < 100, "descriptors are left open"
 
 
 def test_nobody_comes_and_the_capture_is_closed(tmp_path):
