@@ -206,7 +206,7 @@ class DumpWork:
         """The image is published: the tree ends, by CRIU or, where CRIU died in the middle of it, by us."""
         if not ok:
             self._remove_network_lock()
-            if has_gone_on(self._order.tree):
+            if has_gone_on(self._order.tree, criu_died=self._criu_died()):
                 # Its script or CRIU was killed at the gate: to end it now would lose what it has done since.
                 failure = self._failure()
                 self._fail(failure.cause, failure.remedy, failure.line)

@@ -59,7 +59,7 @@ def repair(order: RepairOrder, main: Channel, means: Means) -> None:
     log = (left_behind or Path(order.run_directory)) / CRIU_LOG
     died = await_orphaned_criu(past, log)
     what = duty(past, log)
-    if what == "finish-ending" and has_gone_on(order.tree):
+    if what == "finish-ending" and has_gone_on(order.tree, criu_died=died):
         what = "resume"
     means.journal.write("repair", duty=what)
     _remove_lock_of(log)

@@ -144,14 +144,17 @@ ENDING_SECONDS = 0.3
 """How long a SIGKILL of CRIU's may take to show in /proc."""
 
 
-def has_gone_on(tree: TreeOrder) -> bool:
+def has_gone_on(tree: TreeOrder, *, criu_died: bool) -> bool:
     """Whether a tree that should end runs instead: something of it lives and is not held.
 
-    Looked at for a moment: where CRIU was killed while it ended the tree, that shows in /proc soon.
+    Looked at for a moment: where CRIU was killed while it ended the tree, that shows in /proc soon. A part that
+    ends after CRIU died has been taken along by it: that is no tree that goes on.
     """
-    deadline = time.monotonic() + ENDING_SECONDS
+    deadline = time.monotonic() + (WATCH_SECONDS if criu_died else ENDING_SECONDS)
     while True:
         letters = [procfs.state(identity) for identity in tree.ids]
+        if criu_died and any(letter in ENDED for letter in letters):
+            return False
         if not any(letter not in (*STOPPED, *ENDED) for letter in letters):
             return False
         if time.monotonic() > deadline:
