@@ -355,6 +355,9 @@ class DumpWork:
             last_line = message["traceback"].strip().rpartition("\n")[2]
             why = f"a bug in gpuckpt: the process that held the tree (the owner) failed, {last_line}"
             return self._repair(trouble, why, f"report it with {kept}")
+        if self.published and message.get("state") == "gone" and {one.state for one in seen_of(message)} == {"gone"}:
+            self.notes.append(f"CRIU died after the image was complete ({message['message']}), and the tree with it")
+            return self._report({"seconds": {}}, process="ended")
         raise self._error_from(message, trouble) from None
 
     def _error_from(self, message: dict[str, Any], trouble: Exception | None = None) -> GpuckptError:
@@ -387,7 +390,8 @@ class DumpWork:
         self.tree_is_held = state == "frozen"
         if state == "gone":
             what = "part of the tree has ended" if "running" in seen else "the tree has ended"
-            return TreeHeld(f"{why}; {what}: {seen}", "restore the newest image", process="gone")
+            newest = f"{self.request.image}: it is complete" if self.published else "the newest image"
+            return TreeHeld(f"{why}; {what}: {seen}", f"end the rest, then restore {newest}", process="gone")
         problem = f": {message['problem']}" if message.get("problem") else ""
         root = self.facts.tree.root.pid
         return TreeHeld(f"{why}; the tree does not run{problem} ({seen})", f"run `gpuckpt restore --tree {root}`")
