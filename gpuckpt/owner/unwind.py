@@ -79,9 +79,9 @@ def unwind(tree: TreeOrder, means: Means, *, criu_died: bool = False) -> Unwound
 
 
 def _watch(tree: TreeOrder) -> None:
-    """Give the tree time to die of what CRIU left in it."""
+    """Give the tree time to die of what CRIU left in it, and its other processes time to die of that."""
     deadline = time.monotonic() + WATCH_SECONDS
-    while time.monotonic() < deadline and all(procfs.state(one) not in ENDED for one in tree.ids):
+    while time.monotonic() < deadline and any(procfs.state(one) not in ENDED for one in tree.ids):
         time.sleep(0.01)
 
 
