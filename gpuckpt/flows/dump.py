@@ -343,7 +343,8 @@ class DumpWork:
         self.tree_is_held = state == "frozen"
         if state == "gone":
             what = "part of the tree has ended" if "running" in seen else "the tree has ended"
-            return TreeHeld(f"{why}; {what}: {seen}", "restore the newest image", process="gone")
+            newest = f"{self.request.image}, which is complete" if self.published else "the newest image"
+            return TreeHeld(f"{why}; {what}: {seen}", f"restore {newest}", process="gone")
         problem = f": {message['problem']}" if message.get("problem") else ""
         root = self.facts.tree.root.pid
         return TreeHeld(f"{why}; the tree does not run{problem} ({seen})", f"run `gpuckpt restore --tree {root}`")
