@@ -38,6 +38,10 @@ class Aborted(Exception):
     """Main said abort, or has ended, while CRIU was at work."""
 
 
+class MainSilent(Aborted):
+    """Main lives but has not said anything for SILENCE_SECONDS: somebody stopped it."""
+
+
 class Expired(Exception):
     """The deadline of the whole operation has passed."""
 
@@ -114,7 +118,7 @@ class CriuRun:
             elif self._child.poll() is not None:
                 raise self.failure()
             if main.silent_seconds(began) > SILENCE_SECONDS:
-                raise Aborted
+                raise MainSilent
             if watchdog.has_stalled() or (deadline is not None and time.monotonic() > deadline):
                 raise Expired
 

@@ -12,13 +12,15 @@ steps, and what a crash of the owner at each leaves (main, or a later `restore -
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.jsonform import to_json
-from gpuckpt.owner.criurun import SILENCE_SECONDS, Aborted, CriuFailure, CriuRun, Expired
+from gpuckpt.owner.criurun import SILENCE_SECONDS, Aborted, CriuFailure, CriuRun, Expired, MainSilent
 from gpuckpt.owner.gate import Gate
 from gpuckpt.owner.messages import Channel, PeerGone
 from gpuckpt.owner.suspension import SuspendFailed, checkpoint_all, lock_all
@@ -105,8 +107,11 @@ class DumpWork:
             self._fail(failure.cause, failure.remedy, line=failure.line)
         except Expired:
             self._fail("the deadline (--timeout) passed", "give it more time")
+        except MainSilent:
+            self._end_main()
+            self._fail("gpuckpt's main process stood still")
         except (Aborted, PeerGone):
-            self._fail("the dump was broken off, or gpuckpt's main process stood still")
+            self._fail("the dump was broken off")
         except OSError as error:
             where = f" ({error.filename})" if error.filename else ""
             self._fail(f"the dump could not be carried out: {error.strerror}{where}", "look at /run and at CRIU")
@@ -162,7 +167,7 @@ class DumpWork:
         while True:
             message = self._main.receive(STEP_SECONDS)
             if self._main.silent_seconds(began) > SILENCE_SECONDS:
-                raise Aborted  # main stands still (stopped?): the job must not stand with it
+                raise MainSilent  # the job must not stand with it
             if message is not None and message["say"] == "commit":
                 self._litter = message.get("litter", [])
                 return
@@ -226,6 +231,15 @@ class DumpWork:
             stopped_seconds=now - (self._clock.stopped_since or now),
             not_reaped=[f"{identity.pid}: {why}" for identity, why in left],
         )
+
+    def _end_main(self) -> None:
+        """A stopped main holds the far end of CRIU's pipes: CRIU, and the job with it, would wait for it for ever.
+
+        Only its end closes them. CRIU itself must not be killed: its code still lies in the job's processes.
+        """
+        main = procfs.process_id(os.getppid())
+        if self._order.stream and main is not None and procfs.state(main) in ("T", "t"):
+            procfs.send(main, signal.SIGKILL)
 
     def _fail(self, message: str, hint: str = "", line: str = "") -> None:
         """Bring the tree back, then say what happened."""
