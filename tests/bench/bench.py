@@ -278,7 +278,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, default="private")
     parser.add_argument("--restore", action="store_true", help="the restore side instead of the dump side")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--where", type=Path, default=Path("/dev/shm/gpuckpt-bench"))
+    parser.add_argument("--where", type=Path, default=Path(f"/dev/shm/gpuckpt-bench-{os.getpid()}"))
     parser.add_argument("--only", help="part of a contender's name")
     parser.add_argument("--sync", action="store_true", help="sync what CRIU wrote as well (for disks)")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
