@@ -15,7 +15,7 @@ demo: setup ## save and restore a sample program, on the GPU if there is one
 
 # --foreground: otherwise the terminal's Ctrl-C would not reach the tests.
 test: ## lint, then every test this host can run
-	@timeout --foreground --kill-after=30 40m $(MAKE) --no-print-directory setup lint pytest
+	@timeout --foreground --kill-after=30 24m $(MAKE) --no-print-directory setup lint pytest
 
 lint: setup ## style, types, and which module may import which
 	$(VENV)/ruff check .

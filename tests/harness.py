@@ -115,7 +115,22 @@ class Jobs:
         while any(alive(pid) for pid in self._pids) and time.monotonic() < deadline:
             self.reap()
             time.sleep(0.02)
-        self.reap()
+        for child in self._children:
+            self._put_away(child)
+
+    @staticmethod
+    def _put_away(child: subprocess.Popen) -> None:
+        """Reap it and close its pipes: what the collector finds open later fails some other test."""
+        child.wait(10)
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def own(self, child: subprocess.Popen) -> subprocess.Popen:
+        """A program that was started elsewhere, to be ended and put away with the others."""
+        self._children.append(child)
+        self._pids.add(child.pid)
+        return child
 
 
 def alive(pid: int) -> bool:

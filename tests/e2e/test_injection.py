@@ -61,9 +61,9 @@ def end(jobs, pids):
     ],
 )
 def test_every_byte_comes_back(work, jobs, kind, megabytes, injected):
-    """Two rounds, the second of the tree that the first has restored."""
+    """Three rounds, each of the tree that the one before has restored."""
     job = start(jobs, work, kind, megabytes)
-    for number in range(2):
+    for number in range(3):
         image = work / f"img{number}"
         dump(jobs, job.pid, image)
         at_dump = harness.numbers(work / "log")[-1]
