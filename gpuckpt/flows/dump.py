@@ -323,7 +323,7 @@ class DumpWork:
             "frozen_seconds": done.get("frozen_seconds", self.manifest.frozen_seconds),
             "stopped_seconds": done.get("stopped_seconds", self.manifest.stopped_seconds),
             **self._restorable(),
-            "notes": list(self.manifest.notes)
+            "notes": list(dict.fromkeys((*self.manifest.notes, *self.notes)))
             + [f"ended, not yet reaped: {why}" for why in done.get("not_reaped", ())],
         }
         return Report("dump", "ok", process, data, self.findings)

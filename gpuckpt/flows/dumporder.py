@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt.flows.interruption import BrokenOff
@@ -91,7 +92,11 @@ def cause(message: dict[str, Any], trouble: Exception | None) -> tuple[str, str]
         return trouble.message, trouble.hint
     if isinstance(trouble, OSError):
         where = f" ({trouble.filename})" if trouble.filename else ""
-        return f"the image could not be written: {trouble.strerror}{where}", "make room, or choose another directory"
+        full = "the disk is full: " if trouble.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        return (
+            f"the image could not be written: {full}{trouble.strerror}{where}",
+            "make room, or choose another directory",
+        )
     if isinstance(trouble, BrokenOff):
         return f"broken off: {trouble.why}", ""
     return message.get("message", "the resume failed"), message.get("hint", "")

@@ -21,8 +21,13 @@ FOREIGN = {
 }
 SPOKEN = ("checks", "flows", "model", "owner", "stores")
 """Where texts for users are made."""
-STARTED_HERE = {"--property", "--value"}
-"""Options of systemctl, which flows/gather.py starts itself."""
+STARTED_HERE = {
+    "gather.py": {"--property", "--value"},
+    "extract.py": {"--action", "--pid"},
+    "capturing.py": {"--stream"},
+}
+"""Options of other programs: of systemctl, which is started; of cuda-checkpoint, whose commands `inspect --extract`
+prints; of CRIU, in the reason why a dump took the plain path."""
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 
 
@@ -44,7 +49,7 @@ def _strange(text):
 @pytest.mark.parametrize("path", [p for folder in SPOKEN for p in sorted((PACKAGE / folder).glob("*.py"))], ids=str)
 def test_every_option_in_a_message_exists(path):
     strange = {option for text in _texts(path) for option in _strange(text)}
-    assert strange <= (STARTED_HERE if path.name == "gather.py" else set())
+    assert strange <= STARTED_HERE.get(path.name, set())
 
 
 ROWS = [*criu_causes.ROWS, *criu_causes.LAST_LINE_ROWS, criu_causes.CRASHED, criu_causes.KILLED]
