@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import mmap
+import os
 import select
 import threading
 from dataclasses import dataclass, field
