@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuckpt.accelerators import ACCELERATORS
 from gpuckpt.model.errors import MachineLacks
@@ -39,10 +39,9 @@ def main() -> None:
     channel = Channel(socket.socket(fileno=int(sys.argv[1])))
     _become_owner()
     try:
-        message = channel.receive()
+        message = _await_order(channel)
     except PeerGone:
         return
-    assert message is not None  # noqa: S101 - receive without a timeout
     order = order_from_json(message)
     journal = Journal(Path(order.run_directory))
     own = procfs.process_id(os.getpid())
@@ -54,6 +53,13 @@ def main() -> None:
     # A driver call that never returned must not keep us: its thread ends with the process.
     sys.stderr.flush()
     os._exit(0)
+
+
+def _await_order(channel: Channel) -> dict[str, Any]:
+    """The order. Main may take long to prepare what the order is about, and says meanwhile that it is alive."""
+    while (message := channel.receive()) is None or message["say"] != "order":
+        pass
+    return message
 
 
 def _become_owner() -> None:

@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from gpuckpt.model.facts import ProcessId
+from gpuckpt.owner.messages import Channel, RepairOrder, TreeOrder, order_to_json
 from gpuckpt.system import procfs
 from gpuckpt.system.hold import Hold, HoldError
 from tests import harness
@@ -183,3 +185,20 @@ def test_waiting_for_an_unreaped_process_is_bounded():
     ((left, why),) = procfs.wait_gone([identity], 0.1)
     assert (left, why.split()[:3]) == (identity, ["zombie", "of", str(os.getpid())])
     child.wait()
+
+
+def test_an_order_may_come_late(tmp_path):
+    """Main prepares for as long as it takes (the pages of a large image), and says that it lives, before it orders."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    gone = ProcessId(ended.pid, 1)
+    ours, theirs = socket.socketpair()
+    argv = [sys.executable, "-m", "gpuckpt.owner.process", str(theirs.fileno())]
+    with ours, subprocess.Popen(argv, pass_fds=[theirs.fileno()]) as owner:
+        theirs.close()
+        channel = Channel(ours)
+        channel.send("alive")
+        channel.send("alive")
+        channel.send(**order_to_json(RepairOrder(str(tmp_path), None, TreeOrder(gone, (gone,)), None)))
+        assert channel.receive()["say"] == "repaired"
+    assert owner.returncode == 0
