@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import select
 import threading
@@ -15,7 +14,7 @@ import blake3
 from gpuckpt.images import streaming
 from gpuckpt.images.cuts import Cuts
 from gpuckpt.images.packindex import FRAME_BYTES, ZERO, Frame, PackFile
-from gpuckpt.images.packs import FrameCoder, PackWriter, digest_of, is_zero
+from gpuckpt.images.packs import FrameCoder, PackWriter, digest_of, is_zero, page_aligned
 from gpuckpt.model.errors import ImageCorrupt
 
 if TYPE_CHECKING:
@@ -80,8 +79,7 @@ class Worker(threading.Thread):
         self._pack = PackWriter(directory, number)
         self._synced = 0
         self._coder = FrameCoder(capture.settings.level)
-        # Page-aligned: the kernel copies pages to any other address several times slower on some CPUs (measured: 5 x).
-        self._buffer = mmap.mmap(-1, FRAME_BYTES)
+        self._buffer = page_aligned(FRAME_BYTES)
         self._source, self.target = os.pipe()
         self.room = streaming.grow_pipe(self.target, WORKER_PIPE_BYTES)
         self.writable = streaming.Poller(self.target, select.POLLOUT, capture.stop)

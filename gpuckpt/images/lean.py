@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuckpt.images.packindex import FRAME_BYTES, ZERO
+from gpuckpt.images.packs import page_aligned
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
@@ -94,11 +96,11 @@ def _by_frame(file: PagesFile) -> Iterator[tuple[Frame, list[tuple[int, int, int
 _own = threading.local()
 
 
-def frame_buffer() -> bytearray:
+def frame_buffer() -> mmap.mmap:
     """This thread's buffer for the raw bytes of one frame."""
     if not hasattr(_own, "buffer"):
-        _own.buffer = bytearray(FRAME_BYTES)
-    buffer: bytearray = _own.buffer
+        _own.buffer = page_aligned(FRAME_BYTES)
+    buffer: mmap.mmap = _own.buffer
     return buffer
 
 

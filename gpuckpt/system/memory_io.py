@@ -12,6 +12,7 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Sequence
 
 IOV_MAX = 1024
@@ -39,7 +40,7 @@ _libc.process_vm_writev.argtypes = [
 class Writer:
     """Writes pieces of one buffer into processes. One for each thread; the buffer keeps its size and place."""
 
-    def __init__(self, buffer: bytearray) -> None:
+    def __init__(self, buffer: mmap.mmap | bytearray) -> None:
         self._anchor = (ctypes.c_char * len(buffer)).from_buffer(buffer)
         self._base = ctypes.addressof(self._anchor)
         self._size = len(buffer)
