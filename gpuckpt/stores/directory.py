@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import shutil
 import stat
@@ -158,7 +159,7 @@ def _sync(path: Path) -> None:
 def digest(path: Path, going_on: Callable[[], None] = lambda: None) -> str:
     """BLAKE3 of a file, with all cores, reading it once. `going_on` is called between pieces and may raise."""
     hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
-    buffer = bytearray(CHUNK_BYTES)
+    buffer = mmap.mmap(-1, CHUNK_BYTES)  # page-aligned, see images.packs.page_aligned
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
         while size := file.readinto(buffer):
