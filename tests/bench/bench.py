@@ -65,7 +65,7 @@ open(sys.argv[3] + "." + str(os.getpid()), "w").close()
 while True:
     signal.pause()
 """
-KINDS = {"private": 1, "half-zero": 1, "shared": 1, "processes": 16}
+KINDS = {"private": 1, "half-zero": 1, "shared": 1, "processes": 16, "changing": 1}
 """Memory that compresses by half, and how many processes it lies in."""
 
 
@@ -80,6 +80,8 @@ class Run:
     stored: int = 0
     peak_kib: int = 0
     phases: dict[str, float] = field(default_factory=dict)
+    shared: int = 0
+    """Of `stored`, what is linked to another image's."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ def ours(name: str, *options: str) -> Contender:
         data, wall, peak = measured(argv)
         # On a disk all have to be synced; ours is, in `publish`.
         seconds = data["seconds"]["capture"] + (data["seconds"]["publish"] if lab.synced else 0)
-        return Run(name, seconds, wall, data["bytes_stored"], peak, data["seconds"])
+        return Run(name, seconds, wall, data["bytes_stored"], peak, data["seconds"], data["bytes_shared"])
 
     return Contender(name, run)
 
@@ -272,48 +274,129 @@ def picture(found: dict[str, dict[str, float]], title: str) -> str:
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--megabytes", type=int, default=2048)
-    parser.add_argument("--kind", choices=KINDS, default="private")
-    parser.add_argument("--restore", action="store_true", help="the restore side instead of the dump side")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--where", type=Path, default=Path(f"/dev/shm/gpuckpt-bench-{os.getpid()}"))
-    parser.add_argument("--only", help="part of a contender's name")
-    parser.add_argument("--sync", action="store_true", help="sync what CRIU wrote as well (for disks)")
-    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
-    chosen = parser.parse_args()
-    shutil.rmtree(chosen.where, ignore_errors=True)
-    from tests.bench import restoring  # it uses this module
+@dataclass(frozen=True)
+class Case:
+    """One comparison: which memory, how much of it, where it is saved, which side, which contenders."""
 
-    known = restoring.CONTENDERS if chosen.restore else DUMP_CONTENDERS
-    contenders = [one for one in known if not chosen.only or chosen.only in one.name]
-    lab = (restoring.RestoreLab if chosen.restore else Lab)(
-        chosen.kind, chosen.megabytes, chosen.where, synced=chosen.sync
-    )
+    side: str
+    kind: str
+    megabytes: int
+    where: Path
+    synced: bool = False
+    only: str = ""
+
+    @property
+    def name(self) -> str:
+        disk = "synced" if self.synced else "tmpfs"
+        words = (self.side, self.kind, f"{self.megabytes}MB", disk, f"{cores()}cores", self.only.replace(" ", "_"))
+        return "-".join(word for word in words if word)
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def carry_out(case: Case, rounds: int, results: Path) -> dict[str, dict[str, float]]:
+    """Measure one case; writes NAME.json and NAME.svg."""
+    from tests.bench import again, restoring  # they use this module
+
+    lab_class, known = {
+        "dump": (Lab, DUMP_CONTENDERS),
+        "restore": (restoring.RestoreLab, restoring.CONTENDERS),
+        "again": (again.AgainLab, again.CONTENDERS),
+    }[case.side]
+    contenders = [one for one in known if case.only in one.name]
+    shutil.rmtree(case.where, ignore_errors=True)
+    load = os.getloadavg()
+    lab = lab_class(case.kind, case.megabytes, case.where, synced=case.synced)
     try:
-        runs = compare(lab, contenders, chosen.rounds)
+        runs = compare(lab, contenders, rounds)
     finally:
         lab.close()
-        shutil.rmtree(chosen.where, ignore_errors=True)
+        shutil.rmtree(case.where, ignore_errors=True)
     found = summary(runs)
-    disk = "synced" if chosen.sync else "tmpfs"
-    side = "restore" if chosen.restore else "dump"
-    name = f"{side}-{chosen.kind}-{chosen.megabytes}MB-{disk}-{len(os.sched_getaffinity(0))}cores"
     report = {
-        "what": {"kind": chosen.kind, "megabytes": chosen.megabytes, "rounds": chosen.rounds, "file system": disk},
-        "host": {"kernel": platform.release(), "cores": len(os.sched_getaffinity(0)), "load": os.getloadavg()},
+        "what": {"side": case.side, "kind": case.kind, "megabytes": case.megabytes, "rounds": rounds},
+        "host": host() | {"load_before": load, "synced": case.synced},
         "summary": found,
         "runs": [asdict(run) for run in runs],
     }
-    chosen.results.mkdir(parents=True, exist_ok=True)
-    (chosen.results / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    (chosen.results / f"{name}.svg").write_text(picture(found, name))
+    results.mkdir(parents=True, exist_ok=True)
+    (results / f"{case.name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    (results / f"{case.name}.svg").write_text(picture(found, case.name))
     for contender, one in found.items():
         print(
             f"{contender:26} min {one['minimum']:6.2f} ({one['minimum_ratio']:.2f} x)  median {one['median']:6.2f}"
-            f" ({one['median_ratio']:.2f} x)  stored {one['stored'] / 1e6:8.0f} MB  peak {one['peak_kib'] >> 10} MiB"
+            f" ({one['median_ratio']:.2f} x)  stored {one['stored'] / 1e6:8.0f} MB  peak {one['peak_kib'] >> 10} MiB",
+            flush=True,
         )
+    return found
+
+
+def host() -> dict[str, object]:
+    """What the figures depend on."""
+    model = next(line.partition(":")[2].strip() for line in open("/proc/cpuinfo") if line.startswith("model name"))
+    return {"date": time.strftime("%Y-%m-%d"), "kernel": platform.release(), "cpu": model, "cores": cores()}
+
+
+def growth(where: Path, results: Path) -> None:
+    """How gpuckpt's peak memory and its time grow with the size of a process, and with the number of workers."""
+    table: dict[str, list[dict[str, float]]] = {"size": [], "workers": []}
+    for megabytes in (256, 1024, 4096, 8192):
+        one = carry_out(Case("dump", "private", megabytes, where, only="gpuckpt"), 1, results / "growth")
+        table["size"].append({"megabytes": megabytes, **one["gpuckpt"]})
+    lab = Lab("private", 2048, where, synced=False)
+    try:
+        for workers in sorted({1, 2, 4, 8, cores()}):
+            named = ours(f"gpuckpt --workers {workers}", "--workers", str(workers))
+            found = summary(compare(lab, [named], 3))
+            table["workers"].append({"workers": workers, **found[named.name]})
+    finally:
+        lab.close()
+        shutil.rmtree(where, ignore_errors=True)
+    shutil.rmtree(results / "growth")
+    report = {"host": host(), **table}
+    (results / f"growth-{cores()}cores.json").write_text(json.dumps(report, indent=1) + "\n")
+    for rows in table.values():
+        for row in rows:
+            first = next(iter(row))
+            print(f"{first} {row[first]:5.0f}: min {row['minimum']:5.2f} s, peak {row['peak_kib'] / 1024:4.0f} MiB")
+
+
+SUITE = (("dump", "private"), ("restore", "private"), ("again", "changing"))
+OTHER_KINDS = ("shared", "processes", "half-zero")
+
+
+def suite(where: Path, megabytes: int, rounds: int, results: Path, disk: Path | None) -> None:
+    """What is compared, one after the other: the main cases, other kinds of memory, a disk, and growth."""
+    for side, kind in SUITE:
+        carry_out(Case(side, kind, megabytes, where), rounds, results)
+    for kind in OTHER_KINDS:
+        for side in ("dump", "restore"):
+            carry_out(Case(side, kind, megabytes, where), 3, results)
+    if disk is not None:
+        carry_out(Case("dump", "private", megabytes, disk, synced=True), rounds, results)
+    growth(where, results)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--suite", action="store_true", help="everything, instead of one case")
+    parser.add_argument("--megabytes", type=int, default=2048)
+    parser.add_argument("--kind", choices=KINDS, default="private")
+    parser.add_argument("--side", choices=["dump", "restore", "again"], default="dump")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--where", type=Path, default=Path(f"/dev/shm/gpuckpt-bench-{os.getpid()}"))
+    parser.add_argument("--disk", type=Path, help="with --suite: a directory, to be made, on a disk")
+    parser.add_argument("--only", default="", help="part of a contender's name")
+    parser.add_argument("--sync", action="store_true", help="sync what CRIU wrote as well (for disks)")
+    parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
+    chosen = parser.parse_args()
+    if chosen.suite:
+        suite(chosen.where, chosen.megabytes, chosen.rounds, chosen.results, chosen.disk)
+        return
+    case = Case(chosen.side, chosen.kind, chosen.megabytes, chosen.where, chosen.sync, chosen.only)
+    carry_out(case, chosen.rounds, chosen.results)
 
 
 if __name__ == "__main__":
