@@ -14,9 +14,8 @@ from pathlib import Path
 import blake3
 import pytest
 
-from gpuckpt.images import captureworker, cuts, packs, sharing
+from gpuckpt.images import captureworker, cuts, lean, packs, sharing
 from gpuckpt.images.capture import Capture, Settings
-from gpuckpt.images.materialise import write_pages
 from gpuckpt.system import procfs
 from tests import harness
 
@@ -136,7 +135,7 @@ def test_what_is_captured_is_what_criu_writes(start, tmp_path, kind, workers, le
         streamed.capture.close()
     assert criu(root, tmp_path / "plain", tmp_path / "work").returncode == 0
     with packs.PackReader(tmp_path / "streamed" / "packs", index) as reader:
-        write_pages(reader, index, tmp_path / "streamed" / "criu")
+        lean.write(tmp_path / "streamed" / "criu", lean.pages_files(index.files, None), reader)
     plain = {path.name: path for path in (tmp_path / "plain").iterdir()}
     assert plain.keys() == {path.name for path in (tmp_path / "streamed" / "criu").iterdir()}
     different = 0

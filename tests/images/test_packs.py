@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpuckpt.images import materialise, packs
+from gpuckpt.images import lean, packs
 from gpuckpt.images.packs import FrameCoder, Index, PackReader, PackWriter, Window
 from gpuckpt.model.errors import ImageCorrupt, ImageTooNew
 
@@ -74,7 +74,7 @@ def test_any_split_comes_back(tmp_path_factory, files, window):
         reader.verify_all(3)
         out = root / "out"
         out.mkdir()
-        materialise.write_pages(reader, index, out, workers=3)
+        lean.write(out, lean.pages_files(index.files, None), reader)
     assert {path.name: path.read_bytes() for path in out.iterdir()} == {n: b"".join(p) for n, p in raw.items()}
     for pack in index.packs:
         assert blake3.blake3((root / "packs" / pack.file).read_bytes()).hexdigest() == pack.name
