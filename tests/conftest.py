@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("criu"):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item):
+    """With several test processes (tests/apart) a test marked `alone` has the host's settings for itself."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    name = f"gpuckpt-tests-{os.environ['PYTEST_XDIST_TESTRUNUID']}"
+    with (Path(tempfile.gettempdir()) / name).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        return (yield)
 
 
 @pytest.fixture
