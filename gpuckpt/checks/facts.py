@@ -41,6 +41,24 @@ class HasGpuJob(UsesGpu, Protocol):
         ...
 
 
+class CopiesGpu(UsesGpu, Protocol):
+    """Facts about GPU memory that will be copied."""
+
+    @property
+    def huge_pages(self) -> bool:
+        """--huge-pages is asked for."""
+        ...
+
+
+class HasLeftovers(Protocol):
+    """Facts about what interrupted runs left."""
+
+    @property
+    def leftovers(self) -> tuple[str, ...]:
+        """Each in words."""
+        ...
+
+
 NOT_CONNECTED = frozenset({"listen", "closed", "unconnected", "unknown", ""})
 """States of a TCP socket that has no other end."""
 
@@ -61,6 +79,13 @@ class HostFacts:
     """A host alone: what it can be judged by without a job."""
 
     host: Host
+    leftovers: tuple[str, ...] = ()
+    """What an interrupted run has left changed here, in words."""
+
+    @property
+    def huge_pages(self) -> bool:
+        """Nothing is asked for yet."""
+        return False
 
     @property
     def uses_cuda(self) -> bool:
@@ -107,6 +132,11 @@ class DumpFacts:
     """CUDA process -> its NCCL_* variables with values; a pid that is missing could not be read."""
 
     @property
+    def huge_pages(self) -> bool:
+        """As the request."""
+        return self.request.huge_pages
+
+    @property
     def uses_cuda(self) -> bool:
         """A process of the tree has a CUDA context."""
         return bool(self.tree.cuda)
@@ -146,6 +176,11 @@ class RestoreFacts:
     def tree(self) -> Tree:
         """The tree of the image."""
         return self.manifest.tree
+
+    @property
+    def huge_pages(self) -> bool:
+        """As the request."""
+        return self.request.huge_pages
 
     @property
     def uses_cuda(self) -> bool:

@@ -6,7 +6,7 @@ import os
 import stat
 
 from gpuckpt.checks.check import Check, Judgement, failed, listing, none_of, passed, size, unknown
-from gpuckpt.checks.facts import DumpFacts, RestoreFacts
+from gpuckpt.checks.facts import DumpFacts, HasLeftovers, RestoreFacts
 from gpuckpt.checks.gpu import gpu_bytes
 from gpuckpt.model.facts import OpenFile, Tree
 
@@ -135,8 +135,8 @@ def _linked_files(facts: RestoreFacts) -> Judgement | None:
     return failed(expected, f"{len(saved)} saved, for {listing(needed.values())}", hint)
 
 
-def _leftovers(facts: RestoreFacts) -> Judgement:
-    hint = "end or remove what an interrupted run left: see `gpuckpt inspect` and `gpuckpt restore --tree PID`"
+def _leftovers(facts: HasLeftovers) -> Judgement:
+    hint = "the next dump, restore or `gpuckpt restore --tree PID` puts it right"
     return none_of(facts.leftovers, expected="nothing left by an interrupted run", hint=hint)
 
 
@@ -162,4 +162,4 @@ ORIGINAL: Check[RestoreFacts] = Check(
 LINKED_FILES: Check[RestoreFacts] = Check(
     "linked-files", "block", "deleted files with another name are in the image", _linked_files
 )
-LEFTOVERS: Check[RestoreFacts] = Check("leftovers", "warn", "no interrupted run left anything here", _leftovers)
+LEFTOVERS: Check[HasLeftovers] = Check("leftovers", "warn", "no interrupted run left anything here", _leftovers)

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -124,6 +125,8 @@ class FakeApp:
         self.process = process
         self.pid = process.pid
         self.log = log
+        # As any parent does: a dump that ends it waits 3 s for that.
+        threading.Thread(target=process.wait, daemon=True).start()
 
     def steps(self) -> list[int]:
         """The kernels' counter, line by line."""
