@@ -116,6 +116,8 @@ class DumpFacts:
     """Its uid."""
     image_space_bytes: int | None
     """Free bytes where the image will lie, quota included."""
+    base_bytes: int | None = None
+    """Memory of the base image that can be shared, not written; None: no base, or nothing of it can be shared."""
     unsafe_ancestors: tuple[str, ...] = ()
     """Who else could exchange a directory or link on the way to the image: '/srv/x belongs to user 1000'."""
     lacks_resource_capability: bool = False

@@ -52,8 +52,13 @@ def memory_bytes(tree: Tree) -> int:
 def _space(facts: DumpFacts) -> Judgement:
     ghosts = sum(file.blocks_bytes for file in facts.tree.files if file.deleted)
     on_gpu = gpu_bytes(facts.tree)
-    need = int((memory_bytes(facts.tree) + ghosts + (on_gpu or 0)) * SPARE)
-    expected = f"{size(need)} free for the image in {facts.request.image.parent}"
+    full = memory_bytes(facts.tree) + ghosts + (on_gpu or 0)
+    # A base may hold any of the memory; deleted files lie outside the packs and are never shared.
+    least = max(full - facts.base_bytes, ghosts) if facts.base_bytes is not None else full
+    need, most = int(least * SPARE), int(full * SPARE)
+    expected = f"{size(most)} free for the image in {facts.request.image.parent}"
+    if need < most:
+        expected = f"{size(need)} free for what the base cannot hold, or up to {expected}"
     free = facts.image_space_bytes
     if free is None:
         return unknown(expected, "the free space is not known", "look at it with `df` before you go on")
@@ -62,6 +67,9 @@ def _space(facts: DumpFacts) -> Judgement:
         return failed(expected, f"{size(free)} free", hint)
     if on_gpu is None:
         return unknown(f"{expected}, and the job's GPU memory", f"{size(free)} free; the GPU memory is not known", hint)
+    if free < most:
+        hint = "if it does not suffice for what has changed since the base, the dump fails and the tree runs on"
+        return failed(expected, f"{size(free)} free", hint, severity="warn")
     return passed(expected, f"{size(free)} free")
 
 

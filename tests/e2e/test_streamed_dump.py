@@ -112,6 +112,23 @@ def test_a_series_of_increments_restores(work, jobs):
     rounds.goes_on(work / "log", at)
 
 
+def test_what_the_base_holds_needs_no_room(work, jobs, small_disk):
+    job = start(jobs, work, 24)
+    first = gpuckpt("dump", "--tree", job.pid, small_disk / "one", "--leave-running", "--settle", 0.2)
+    assert first.status == 0, first.error
+    taken = small_disk / "other"
+    with taken.open("wb") as file:
+        os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(small_disk).free - 16 * MIB)
+    dump = ("dump", "--tree", job.pid, small_disk / "two", "--leave-running", "--settle", 0.2)
+    assert "disk-space" in rounds.refused(gpuckpt(*dump))
+    second = gpuckpt(*dump, "--base", small_disk / "one")
+    assert second.status == 0, second.error
+    [finding] = [one for one in second.report["findings"] if one["id"] == "disk-space"]
+    assert (finding["verdict"], finding["severity"]) == ("fail", "warn")
+    data = second.report["data"]
+    assert data["bytes_stored"] - data["bytes_shared"] < 16 * MIB
+
+
 def damage(image):
     pack = max((image / "packs").glob("*.zst"), key=lambda path: path.stat().st_size)
     with pack.open("r+b") as file:
