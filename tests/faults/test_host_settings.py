@@ -35,6 +35,7 @@ LARGE = str(hostchanges.PIPE_LIMIT_BYTES)
 def kept(setting, value):
     """The setting at a value; what it was before comes back at the end, and no record is left."""
     record = RECORDS / f"{setting.name}.json"
+    hostchanges.put_back_dead()  # what other tests' kills have left: the next run would say it
     try:
         before = hostsettings.read(setting)
         hostsettings.write(setting, value)
