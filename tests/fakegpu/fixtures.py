@@ -179,7 +179,7 @@ def _pids_with(argument: str) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdecimal() and argument in (entry / "cmdline").read_text().split("\0"):
+            if entry.name.isdecimal() and argument.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
         except OSError:
             continue
