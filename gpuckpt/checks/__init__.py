@@ -97,6 +97,7 @@ DUMP_CHECKS: tuple[Check[DumpFacts], ...] = (
     gpu.GPU_SHARED,
     gpu.GPU_MANAGED,
     gpu.GPU_PERSISTENCE,
+    gpu.HUGE_PAGES,
     gpu.NCCL,
 )
 
@@ -137,6 +138,7 @@ RESTORE_CHECKS: tuple[Check[RestoreFacts], ...] = (
     gpu.GPU_BUGS,
     gpu.GPU_MPS,
     gpu.GPU_PERSISTENCE,
+    gpu.HUGE_PAGES,
     gpu_restore.SAME_DRIVER,
     gpu_restore.GPU_LIBRARIES,
     gpu_restore.GPU_PRESENT,
@@ -153,8 +155,10 @@ HOST_CHECKS: tuple[Check[HostFacts], ...] = (
     machine.CRIU_PRESENT,
     machine.CRIU_WORKS,
     machine.CRIU_KERNEL,
+    image.LEFTOVERS,
     gpu.GPU_DRIVER,
     gpu.GPU_BUGS,
+    gpu.HUGE_PAGES,
 )
 """What a host alone can be judged by; each of them stands in the other lists too."""
 

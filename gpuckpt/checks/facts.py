@@ -41,6 +41,24 @@ class HasGpuJob(UsesGpu, Protocol):
         ...
 
 
+class CopiesGpu(UsesGpu, Protocol):
+    """Facts about GPU memory that will be copied."""
+
+    @property
+    def huge_pages(self) -> bool:
+        """--huge-pages is asked for."""
+        ...
+
+
+class HasLeftovers(Protocol):
+    """Facts about what interrupted runs left."""
+
+    @property
+    def leftovers(self) -> tuple[str, ...]:
+        """Each in words."""
+        ...
+
+
 NOT_CONNECTED = frozenset({"listen", "closed", "unconnected", "unknown", ""})
 """States of a TCP socket that has no other end."""
 
@@ -61,6 +79,13 @@ class HostFacts:
     """A host alone: what it can be judged by without a job."""
 
     host: Host
+    leftovers: tuple[str, ...] = ()
+    """What an interrupted run has left changed here, in words."""
+
+    @property
+    def huge_pages(self) -> bool:
+        """Nothing is asked for yet."""
+        return False
 
     @property
     def uses_cuda(self) -> bool:
@@ -91,6 +116,8 @@ class DumpFacts:
     """Its uid."""
     image_space_bytes: int | None
     """Free bytes where the image will lie, quota included."""
+    base_bytes: int | None = None
+    """Memory of the base image that can be shared, not written; None: no base, or nothing of it can be shared."""
     unsafe_ancestors: tuple[str, ...] = ()
     """Who else could exchange a directory or link on the way to the image: '/srv/x belongs to user 1000'."""
     lacks_resource_capability: bool = False
@@ -105,6 +132,11 @@ class DumpFacts:
     """Mappings of kernel objects without a file: '1234 /secretmem (deleted)', '1234 anon_inode:[perf_event]'."""
     nccl_environment: Mapping[int, Mapping[str, str]] | None = None
     """CUDA process -> its NCCL_* variables with values; a pid that is missing could not be read."""
+
+    @property
+    def huge_pages(self) -> bool:
+        """As the request."""
+        return self.request.huge_pages
 
     @property
     def uses_cuda(self) -> bool:
@@ -146,6 +178,11 @@ class RestoreFacts:
     def tree(self) -> Tree:
         """The tree of the image."""
         return self.manifest.tree
+
+    @property
+    def huge_pages(self) -> bool:
+        """As the request."""
+        return self.request.huge_pages
 
     @property
     def uses_cuda(self) -> bool:

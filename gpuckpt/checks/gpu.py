@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpuckpt.checks.check import Check, Judgement, failed, listing, none_of, passed, size, unknown, version
-from gpuckpt.checks.facts import DumpFacts, HasGpuJob, MemoryLimit, UsesGpu
+from gpuckpt.checks.facts import CopiesGpu, DumpFacts, HasGpuJob, MemoryLimit, UsesGpu
 from gpuckpt.checks.processes import named
 from gpuckpt.model.facts import Gpu, GpuDriver, Tree
 
@@ -290,6 +290,20 @@ def _nccl(facts: DumpFacts) -> Judgement | None:
     return passed(expected, f"{len(pids)} ranks with {_settings(environment[min(pids)])}")
 
 
+def _huge_pages(facts: CopiesGpu) -> Judgement | None:
+    setting = facts.host.transparent_huge_pages
+    if not facts.uses_cuda or setting is None:
+        return None
+    expected = "transparent huge pages `always` while GPU memory is copied"
+    if setting == "always" or facts.huge_pages:
+        return passed(expected, setting if setting == "always" else "--huge-pages")
+    hint = (
+        "--huge-pages on dump and restore sets it for that time: 16 GiB took 5.7-6.7 s instead of 8.0-9.7 s to "
+        "checkpoint and 2.7-3.0 s instead of 3.1-3.5 s to restore (H200, driver 580)"
+    )
+    return failed(expected, setting, hint)
+
+
 def _settings(environment: Mapping[str, str]) -> str:
     wanted = ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_CUMEM_ENABLE", "NCCL_CUMEM_HOST_ENABLE")
     return " ".join(f"{name}={environment[name]}" for name in wanted if name in environment) or "NCCL's defaults"
@@ -313,6 +327,9 @@ GPU_COPY_ROOM: Check[DumpFacts] = Check(
 GPU_SHARED: Check[DumpFacts] = Check("gpu-shared", "note", "nobody else uses the job's GPUs", _shared)
 GPU_MANAGED: Check[DumpFacts] = Check("gpu-managed", "note", "the job uses no managed memory", _managed)
 GPU_PERSISTENCE: Check[HasGpuJob] = Check("gpu-persistence", "note", "persistence mode is on", _persistence)
+HUGE_PAGES: Check[CopiesGpu] = Check(
+    "huge-pages", "note", "the host has transparent huge pages, or --huge-pages asks for them", _huge_pages
+)
 NCCL: Check[DumpFacts] = Check(
     "nccl-sharing", "block", "CUDA processes share no memory through NCCL", _nccl, irreversible=True
 )

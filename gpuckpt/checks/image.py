@@ -6,7 +6,7 @@ import os
 import stat
 
 from gpuckpt.checks.check import Check, Judgement, failed, listing, none_of, passed, size, unknown
-from gpuckpt.checks.facts import DumpFacts, RestoreFacts
+from gpuckpt.checks.facts import DumpFacts, HasLeftovers, RestoreFacts
 from gpuckpt.checks.gpu import gpu_bytes
 from gpuckpt.model.facts import OpenFile, Tree
 
@@ -52,8 +52,13 @@ def memory_bytes(tree: Tree) -> int:
 def _space(facts: DumpFacts) -> Judgement:
     ghosts = sum(file.blocks_bytes for file in facts.tree.files if file.deleted)
     on_gpu = gpu_bytes(facts.tree)
-    need = int((memory_bytes(facts.tree) + ghosts + (on_gpu or 0)) * SPARE)
-    expected = f"{size(need)} free for the image in {facts.request.image.parent}"
+    full = memory_bytes(facts.tree) + ghosts + (on_gpu or 0)
+    # A base may hold any of the memory; deleted files lie outside the packs and are never shared.
+    least = max(full - facts.base_bytes, ghosts) if facts.base_bytes is not None else full
+    need, most = int(least * SPARE), int(full * SPARE)
+    expected = f"{size(most)} free for the image in {facts.request.image.parent}"
+    if need < most:
+        expected = f"{size(need)} free for what the base cannot hold, or up to {expected}"
     free = facts.image_space_bytes
     if free is None:
         return unknown(expected, "the free space is not known", "look at it with `df` before you go on")
@@ -62,6 +67,9 @@ def _space(facts: DumpFacts) -> Judgement:
         return failed(expected, f"{size(free)} free", hint)
     if on_gpu is None:
         return unknown(f"{expected}, and the job's GPU memory", f"{size(free)} free; the GPU memory is not known", hint)
+    if free < most:
+        hint = "if it does not suffice for what has changed since the base, the dump fails and the tree runs on"
+        return failed(expected, f"{size(free)} free", hint, severity="warn")
     return passed(expected, f"{size(free)} free")
 
 
@@ -135,8 +143,8 @@ def _linked_files(facts: RestoreFacts) -> Judgement | None:
     return failed(expected, f"{len(saved)} saved, for {listing(needed.values())}", hint)
 
 
-def _leftovers(facts: RestoreFacts) -> Judgement:
-    hint = "end or remove what an interrupted run left: see `gpuckpt inspect` and `gpuckpt restore --tree PID`"
+def _leftovers(facts: HasLeftovers) -> Judgement:
+    hint = "the next dump, restore or `gpuckpt restore --tree PID` puts it right"
     return none_of(facts.leftovers, expected="nothing left by an interrupted run", hint=hint)
 
 
@@ -162,4 +170,4 @@ ORIGINAL: Check[RestoreFacts] = Check(
 LINKED_FILES: Check[RestoreFacts] = Check(
     "linked-files", "block", "deleted files with another name are in the image", _linked_files
 )
-LEFTOVERS: Check[RestoreFacts] = Check("leftovers", "warn", "no interrupted run left anything here", _leftovers)
+LEFTOVERS: Check[HasLeftovers] = Check("leftovers", "warn", "no interrupted run left anything here", _leftovers)

@@ -34,6 +34,15 @@ ForceProgram = Annotated[
 ]
 
 
+HugePages = Annotated[
+    bool,
+    typer.Option(
+        "--huge-pages",
+        help="Set the host to transparent huge pages while GPU memory is copied: faster. Put back afterwards.",
+    ),
+]
+
+
 def seconds(text: str) -> float:
     """A number of seconds: finite and not negative."""
     try:

@@ -57,6 +57,7 @@ def restore(
             "--plain", help="Let CRIU restore all memory from files, instead of writing it into the tree in parallel."
         ),
     ] = False,
+    huge_pages: options.HugePages = False,
     dry_run: options.DryRun = False,
     allow: options.Allow = None,
     timeout: options.Timeout = None,
@@ -75,7 +76,7 @@ def restore(
     stdio = {number: path for number, path in enumerate((stdin, stdout, stderr)) if path is not None}
     request: RestoreRequest | RepairRequest
     if tree is not None:
-        if wait or stdio or tcp or gpu or allow or plain:
+        if wait or stdio or tcp or gpu or allow or plain or huge_pages:
             raise UsageError("--tree repairs a tree that is here; the options of an image make no sense with it")
         request = RepairRequest(pid=tree, timeout_seconds=timeout, dry_run=dry_run, force_program=force_program)
     else:
@@ -91,6 +92,7 @@ def restore(
             settle_seconds=settle,
             force_program=force_program,
             plain=plain,
+            huge_pages=huge_pages,
         )
     return carry_out(
         Manner(as_json, quiet, verbose, dry_run, shares_terminal=wait), lambda listener: _run(request, listener)

@@ -14,8 +14,10 @@ from gpuckpt.images.capture import Capture, Settings
 from gpuckpt.images.packindex import MAX_INDEX_BYTES
 from gpuckpt.model.errors import DumpFailed, GpuckptError, ImageCorrupt
 from gpuckpt.model.manifest import Part
+from gpuckpt.owner import hostchanges
 from gpuckpt.stores import directory
 from gpuckpt.system import procfs
+from gpuckpt.system.hostsettings import PIPE_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -123,6 +125,9 @@ class Streamed:
     capture: Capture
     packs: Path
     base: Base | None
+    run_directory: Path
+    notes: list[str]
+    """What is found out on the way goes there."""
     streamed: bool = True
     _seen_bytes: int = 0
     _seen_at: float = field(default_factory=time.monotonic)
@@ -149,6 +154,10 @@ class Streamed:
             going_on()
             if time.monotonic() > until:
                 raise DumpFailed("CRIU says that all was sent, but the stream has no end", "dump with --plain")
+        self._put_pipe_limit_back()
+
+    def _put_pipe_limit_back(self) -> None:
+        self.notes += hostchanges.put_back(self.run_directory, (PIPE_SIZE,))
 
     def _is_complete(self) -> bool:
         with _telling():
@@ -192,6 +201,7 @@ class Streamed:
     def close(self) -> None:
         """End the threads."""
         self.capture.close()
+        self._put_pipe_limit_back()
 
 
 @contextlib.contextmanager
@@ -246,6 +256,7 @@ def _streamed(request: DumpRequest, run: Run, partial: PartialImage, base: Image
     images.mkdir(mode=0o700)
     target.mkdir(mode=0o700)
     shared = _read_base(base, settings.workers, notes) if base is not None else None
+    notes += hostchanges.raise_pipe_limit(run.directory)
     try:
         capture = Capture(
             images,
@@ -257,8 +268,9 @@ def _streamed(request: DumpRequest, run: Run, partial: PartialImage, base: Image
         )
     except BaseException:
         target.rmdir()
+        hostchanges.put_back(run.directory, (PIPE_SIZE,))
         raise
-    return Streamed(images, capture, target, shared)
+    return Streamed(images, capture, target, shared, run.directory, notes)
 
 
 def default_workers() -> int:

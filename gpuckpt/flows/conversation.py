@@ -58,6 +58,8 @@ def hear(
             raise OwnerGone from None
         if message is None:
             continue
+        for note in message.get("notes", ()):
+            machine.listener(Event("host", "note", note))
         if message["say"] == "phase":
             machine.listener(Event(message["phase"], "begin"))
         elif message["say"] in words:

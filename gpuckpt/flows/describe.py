@@ -14,7 +14,7 @@ from gpuckpt.model.errors import ImageCorrupt, Interrupted, Refused
 from gpuckpt.model.jsonform import to_json
 from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.model.requests import DumpRequest, RestoreRequest
-from gpuckpt.owner import runs
+from gpuckpt.owner import hostchanges, runs
 from gpuckpt.stores import directory
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def estimate_bytes(tree: Tree) -> int:
 
 def _inspect_host(machine: Machine) -> Report:
     here = gather.host(machine, SOMEWHERE)
-    findings = checks.judge(checks.HOST_CHECKS, checks.HostFacts(here), frozenset())
+    findings = checks.judge(checks.HOST_CHECKS, checks.HostFacts(here, hostchanges.left_by_dead()), frozenset())
     data = {"kind": "host", "host": to_json(here), "can": _abilities(here)}
     return Report("inspect", "ok", "untouched", data, findings)
 

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from gpuckpt.system.files import Placed
 
 
+NO_CUDA = "--huge-pages did nothing: no process of the tree uses CUDA"
 OWNER_KILLED = "the process that held the tree (the owner) was killed"
 
 
@@ -81,7 +82,10 @@ def dump(request: DumpRequest, machine: Machine, interruption: Interruption) -> 
     if refusal:
         return Report("dump", "refused", "untouched", plan, findings, refusal)
     with contextlib.ExitStack() as stack:
-        notes = repairing.clear_before_dump(facts.tree, machine, force_program=request.force_program)
+        notes = repairing.put_host_back(machine)
+        notes += repairing.clear_before_dump(facts.tree, machine, force_program=request.force_program)
+        if request.huge_pages and not facts.tree.cuda:
+            notes.append(NO_CUDA)
         base = _base(request, machine, interruption, notes)
         if base is not None:
             stack.callback(base.close)
@@ -311,6 +315,7 @@ class DumpWork:
         assert self.manifest is not None  # noqa: S101 - published
         if process == "ended":
             captured_files.remove(self.litter)
+        self.notes += done.get("notes", ())
         data = {
             "image": str(self.request.image),
             "image_id": self.manifest.image_id,

@@ -38,6 +38,7 @@ def order(
         deadline_seconds=left_seconds,
         force_program=request.force_program,
         stream=stream,
+        huge_pages=request.huge_pages,
     )
 
 

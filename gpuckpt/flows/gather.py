@@ -19,10 +19,11 @@ from gpuckpt.checks import (
     needed_paths,
     needed_ports,
 )
-from gpuckpt.model.errors import MachineLacks, NotFound, Refused
+from gpuckpt.model.errors import GpuckptError, MachineLacks, NotFound, Refused
 from gpuckpt.model.facts import GpuUse, Host, Process, ProcessId, Tree
 from gpuckpt.model.manifest import Lineage
 from gpuckpt.owner.runs import RUNTIME, make_runtime
+from gpuckpt.stores import directory
 from gpuckpt.system import commands, procfs
 from gpuckpt.system.files import unsafe_places
 
@@ -163,6 +164,7 @@ def dump_facts(request: DumpRequest, machine: Machine) -> DumpFacts:
         image_parent_mode=parent_seen.st_mode if parent_seen else 0,
         image_parent_owner=parent_seen.st_uid if parent_seen else 0,
         image_space_bytes=free_bytes(parent),
+        base_bytes=_shareable_bytes(request),
         unsafe_ancestors=unsafe_places(parent, os.geteuid()),
         lacks_resource_capability=procfs.lacks_resource_capability(),
         tracers={one.tracer_pid: _tracer(one.pid) for one in seen.processes if one.tracer_pid},
@@ -171,6 +173,20 @@ def dump_facts(request: DumpRequest, machine: Machine) -> DumpFacts:
         special_mappings=procfs.special_mappings(seen.pids),
         nccl_environment={one.id.pid: procfs.environment_values(one.id.pid, "NCCL_") for one in seen.cuda},
     )
+
+
+def _shareable_bytes(request: DumpRequest) -> int | None:
+    """How much memory the base holds, where its packs can be linked into the image. Only looked at."""
+    if request.base is None or request.plain:
+        return None
+    try:
+        if request.base.stat().st_dev != request.image.parent.stat().st_dev:
+            return None  # its packs would be copied
+        base = directory.open_image(request.base)
+    except (OSError, GpuckptError):
+        return None  # the dump says why when it opens the base itself
+    base.close()
+    return base.manifest.bytes_raw if "packs" in base.manifest.requires else None
 
 
 def _tracer(pid: int) -> str:

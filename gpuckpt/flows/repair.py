@@ -9,8 +9,8 @@ from gpuckpt.flows.conversation import repair_with_second_owner, seen_of, words_
 from gpuckpt.model.errors import NotFound, TreeHeld
 from gpuckpt.model.facts import ProcessId
 from gpuckpt.model.jsonform import to_json
-from gpuckpt.model.report import Report
-from gpuckpt.owner import journal, repairing, runs
+from gpuckpt.model.report import Event, Report
+from gpuckpt.owner import hostchanges, journal, repairing, runs
 from gpuckpt.owner.messages import CudaMember, TreeOrder
 from gpuckpt.system import procfs
 
@@ -38,10 +38,18 @@ def repair(request: RepairRequest, machine: Machine) -> Report:
     seen = seen_of(said)
     if said["state"] == "frozen":
         raise TreeHeld(f"the tree does not run: {said['problem'] or words_for_seen(seen)}", "repeat the command later")
-    data |= {"duty": "nothing" if well else said["duty"], "seen": to_json(seen)}
+    data |= {"duty": "nothing" if well else said["duty"], "seen": to_json(seen), "notes": said.get("notes", [])}
     if said["state"] == "gone" and said["duty"] == "resume":
         raise NotFound(f"the tree of {tree.root.pid} has ended", "restore its newest image")
     return Report("restore", "ok", "running" if said["state"] == "running" else "ended", data)
+
+
+def put_host_back(machine: Machine) -> list[str]:
+    """Put back host settings that runs that were killed have left changed. Returns notes, told at once."""
+    notes = hostchanges.put_back_dead()
+    for note in notes:
+        machine.listener(Event("host", "note", note))
+    return notes
 
 
 def clear_before_dump(tree: Tree, machine: Machine, *, force_program: bool) -> list[str]:

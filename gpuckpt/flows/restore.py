@@ -67,6 +67,9 @@ if TYPE_CHECKING:
     from gpuckpt.system.files import Placed
 
 
+NO_CUDA = "--huge-pages did nothing: no process of the image uses CUDA"
+
+
 def restore(request: RestoreRequest, machine: Machine, interruption: Interruption) -> Report:
     """Bring an image back. Raises GpuckptError with what became of it."""
     require_places(request.stdio)
@@ -99,7 +102,9 @@ def restore(request: RestoreRequest, machine: Machine, interruption: Interruptio
 
 
 def _clear(request: RestoreRequest, image: Image, machine: Machine) -> list[str]:
-    return repairing.clear_before_restore(image.manifest.tree.ids, machine, force_program=request.force_program)
+    notes = [NO_CUDA] if request.huge_pages and not image.manifest.cuda else []
+    notes += repairing.put_host_back(machine)
+    return notes + repairing.clear_before_restore(image.manifest.tree.ids, machine, force_program=request.force_program)
 
 
 def _verify(image: Image, request: RestoreRequest, interruption: Interruption) -> None:
@@ -258,6 +263,7 @@ class RestoreWork:
             deadline_seconds=self.interruption.left_seconds(),
             force_program=self.request.force_program,
             lean=self.lean.plan is not None,
+            huge_pages=self.request.huge_pages,
         )
 
     def _prepare(self, owner: OwnerHandle) -> LeanDirectory:
@@ -314,6 +320,7 @@ class RestoreWork:
         gather.note_lineage(tree.root, self.manifest)
         assert self.lean is not None  # noqa: S101 - it was made for the order
         self.lean.remove_pages()
+        self.notes += said.get("notes", ())
         if not self.request.wait and said.get("cgroup") and said["cgroup"] == procfs.cgroup_of(os.getpid()):
             self.notes.append(
                 f"the tree has no cgroup of its own; it stays in {said['cgroup']} and may end with what runs there"

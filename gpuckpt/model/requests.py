@@ -35,6 +35,8 @@ class DumpRequest:
     """Threads that compress; None: as many as there are cores, within limits."""
     base: Path | None = None
     """An older image: what it holds already is shared with it, not written again."""
+    huge_pages: bool = False
+    """Set the host to transparent huge pages while the GPU memory is copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class RestoreRequest:
     force_program: bool = False
     plain: bool = False
     """Let CRIU restore all memory from files, as it does alone."""
+    huge_pages: bool = False
+    """As DumpRequest.huge_pages."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from gpuckpt.model.jsonform import to_json
 from gpuckpt.owner.criurun import SILENCE_SECONDS, Aborted, CriuFailure, CriuRun, Expired, MainSilent
 from gpuckpt.owner.gate import Gate
+from gpuckpt.owner.hostchanges import HugePages
 from gpuckpt.owner.messages import Channel, PeerGone
 from gpuckpt.owner.suspension import SuspendFailed, checkpoint_all, lock_all
 from gpuckpt.owner.unwind import (
@@ -85,6 +86,7 @@ class DumpWork:
         plugins.mkdir()
         self._paths = criu.WorkPaths(Path(order.images), directory, plugins, self._gate.script)
         self._run: CriuRun | None = None
+        self._huge_pages = HugePages(directory, wanted=order.huge_pages and means.suspender is not None)
         self._litter: list[object] = []
         """Files that CRIU leaves when it has ended the tree (system/files.py, Placed)."""
 
@@ -121,6 +123,7 @@ class DumpWork:
     def _suspend(self) -> None:
         if self._means.suspender is None:
             return
+        self._huge_pages.begin()
         self._clock.frozen_since = time.monotonic()
         self._clock.begin()
         self._main.send("phase", phase="lock")
@@ -131,6 +134,8 @@ class DumpWork:
         self._clock.stopped_since = time.monotonic()
         checkpoint_all(self._order.tree, self._means.suspender, self._means.journal, self._means.deadline)
         self._clock.end("gpu_to_host")
+        if not self._order.leave_running:
+            self._huge_pages.end()  # no resume will come
 
     def _capture(self) -> None:
         now = time.monotonic()
@@ -230,6 +235,7 @@ class DumpWork:
             frozen_seconds=now - (self._clock.frozen_since or now),
             stopped_seconds=now - (self._clock.stopped_since or now),
             not_reaped=[f"{identity.pid}: {why}" for identity, why in left],
+            notes=self._huge_pages.notes,
         )
 
     def _end_main(self) -> None:
@@ -259,26 +265,24 @@ class DumpWork:
         return status is None or status < 0
 
     def _report_failure(self, message: str, hint: str, line: str, unwound: Unwound) -> None:
-        self._means.journal.write("unwound", state=unwound.state, problem=unwound.problem)
-        self._tell(
-            "failed",
-            message=message,
-            hint=hint,
-            line=line,
-            log=str(self._paths.log),
-            **_outcome(unwound),
-        )
+        self._tell("failed", message=message, hint=hint, line=line, log=str(self._paths.log), **self._outcome(unwound))
 
     def _report(self, say: str, unwound: Unwound) -> None:
         now = time.monotonic()
-        self._means.journal.write("unwound", state=unwound.state, problem=unwound.problem)
         self._tell(
             say,
             seconds=self._clock.seconds,
             frozen_seconds=now - (self._clock.frozen_since or now),
             stopped_seconds=now - (self._clock.stopped_since or now),
-            **_outcome(unwound),
+            **self._outcome(unwound),
         )
+
+    def _outcome(self, unwound: Unwound) -> dict[str, object]:
+        """The tree is as it will be: what was seen of it, and the host as it was before."""
+        self._means.journal.write("unwound", state=unwound.state, problem=unwound.problem)
+        self._huge_pages.end()
+        seen = to_json(unwound.seen)
+        return {"state": unwound.state, "problem": unwound.problem, "seen": seen, "notes": self._huge_pages.notes}
 
     def _remove_network_lock(self) -> None:
         assert self._run is not None  # noqa: S101 - there was a CRIU
@@ -297,10 +301,6 @@ def _await_gone(ids: Sequence[ProcessId]) -> list[tuple[ProcessId, str]]:
     left = procfs.wait_gone(ids, REAP_SECONDS)
     living = [identity for identity, why in left if not why.startswith("zombie")]
     return left if not living else procfs.wait_gone([identity for identity, _ in left], GONE_SECONDS)
-
-
-def _outcome(unwound: Unwound) -> dict[str, object]:
-    return {"state": unwound.state, "problem": unwound.problem, "seen": to_json(unwound.seen)}
 
 
 def dump(order: DumpOrder, main: Channel, means: Means) -> None:

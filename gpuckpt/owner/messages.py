@@ -61,6 +61,8 @@ class DumpOrder:
     force_program: bool = False
     stream: bool = False
     """`images` holds only main's socket: CRIU hands its files over instead of writing them there."""
+    huge_pages: bool = False
+    """Transparent huge pages for the CUDA suspension, and for the resume where the tree goes on."""
 
 
 INHERITED_FD = "fd:"
@@ -101,6 +103,8 @@ class RestoreOrder:
     force_program: bool = False
     lean: bool = False
     """The images lack memory: CRIU leaves the tree stopped, we hold it and say `held`, main says `injected`."""
+    huge_pages: bool = False
+    """Transparent huge pages while the memory of CUDA processes is built and handed to the driver."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from gpuckpt.accelerators import ACCELERATORS
 from gpuckpt.model.errors import MachineLacks
 from gpuckpt.model.facts import GpuDriver
-from gpuckpt.owner import runs
+from gpuckpt.owner import hostchanges, runs
 from gpuckpt.owner.criurun import OPEN_FILES
 from gpuckpt.owner.dumping import dump
 from gpuckpt.owner.journal import Journal
@@ -48,6 +48,7 @@ def main() -> None:
     journal.write("owner-started", pid=os.getpid(), start_ticks=own.start_ticks if own else 0)
     journal.write("order", kind=message["kind"], order=message["order"])
     _carry_out(order, channel, journal)
+    hostchanges.put_back(Path(order.run_directory))  # after a crash; and what a main that was killed had changed
     if channel.peer_is_gone:
         runs.remove_if_settled(Path(order.run_directory))  # main would have done it
     # A driver call that never returned must not keep us: its thread ends with the process.

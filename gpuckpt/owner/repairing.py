@@ -20,6 +20,7 @@ from typing import Literal
 
 from gpuckpt.model.facts import ProcessId
 from gpuckpt.model.jsonform import to_json
+from gpuckpt.owner import hostchanges
 from gpuckpt.owner import journal as journals
 from gpuckpt.owner.criurun import choke
 from gpuckpt.owner.halfbuilt import came_alive, end_half_built, own_processes
@@ -65,7 +66,9 @@ def repair(order: RepairOrder, main: Channel, means: Means) -> None:
     _remove_lock_of(log)
     if what == "resume":
         unwound = unwind(order.tree, means, criu_died=died)
-        main.send("repaired", duty=what, state=unwound.state, problem=unwound.problem, seen=to_json(unwound.seen))
+        notes = _put_host_back(left_behind)
+        seen = to_json(unwound.seen)
+        main.send("repaired", duty=what, state=unwound.state, problem=unwound.problem, seen=seen, notes=notes)
         return
     if what == "finish-ending":
         end_all(order.tree)
@@ -79,7 +82,14 @@ def repair(order: RepairOrder, main: Channel, means: Means) -> None:
     seen = look(tree, means.suspender)
     states = {one.state for one in seen}
     state = "frozen" if "frozen" in states else "running" if "running" in states else "gone"
-    main.send("repaired", duty=what, state=state, problem="", seen=to_json(seen), ids=to_json(tree.ids))
+    notes = _put_host_back(left_behind)
+    main.send("repaired", duty=what, state=state, problem="", seen=to_json(seen), ids=to_json(tree.ids), notes=notes)
+
+
+def _put_host_back(left_behind: Path | None) -> list[str]:
+    """The host settings of the interrupted run (its lock may be main's still), and of any other that was killed."""
+    own = hostchanges.put_back(left_behind) if left_behind is not None else []
+    return own + hostchanges.put_back_dead()
 
 
 def _restored(tree: TreeOrder, fresh: list[ProcessId]) -> TreeOrder:

@@ -28,6 +28,7 @@ from gpuckpt.owner.criurun import Aborted, CriuFailure, CriuRun, Expired
 from gpuckpt.owner.dumping import Clock
 from gpuckpt.owner.gate import Gate
 from gpuckpt.owner.halfbuilt import end_half_built
+from gpuckpt.owner.hostchanges import HugePages
 from gpuckpt.owner.messages import INHERITED_FD, Channel, CudaMember, PeerGone, TreeOrder
 from gpuckpt.owner.suspension import HOLD_SECONDS, ResumeFailed, let_run, resume_all
 from gpuckpt.owner.unwind import ENDED, MEMORY_WAIT_SECONDS, Means, remove_network_lock
@@ -63,6 +64,7 @@ class RestoreWork:
         self._opened: list[int] = []
         self._terminal: int | None = None
         self._hold: Hold | None = None
+        self._huge_pages = HugePages(directory, wanted=order.huge_pages and means.suspender is not None)
 
     def close(self) -> None:
         """Close and remove what lies outside the run directory."""
@@ -96,6 +98,7 @@ class RestoreWork:
         """CRIU builds the tree; at the gate main is still there, so it may come alive (or come up stopped)."""
         self._clock.begin()
         self._main.send("phase", phase="criu")
+        self._huge_pages.begin()  # CRIU and main fill the memory that the driver reads
         self._run = self._start_criu()
         self._run.await_gate(self._main, self._means.deadline, stalled_pids=[i.pid for i in self._order.tree.ids])
         comes_up_stopped = self._order.lean or self._order.tree.cuda
@@ -246,7 +249,14 @@ class RestoreWork:
         self._clock.end("host_to_gpu")
 
     def _report(self, tree: TreeOrder) -> None:
-        self._tell("restored", tree=to_json(tree), seconds=self._clock.seconds, cgroup=procfs.cgroup_of(tree.root.pid))
+        self._huge_pages.end()
+        self._tell(
+            "restored",
+            tree=to_json(tree),
+            seconds=self._clock.seconds,
+            cgroup=procfs.cgroup_of(tree.root.pid),
+            notes=self._huge_pages.notes,
+        )
         if self._order.wait:
             self._stay_parent(tree.root)
 
@@ -288,7 +298,9 @@ class RestoreWork:
             self._cgroup.kill()
             self._cgroup.remove()
         self._means.journal.write("ended-half-built", left=left)
-        self._tell("failed", message=message, hint=hint, line=line, log=str(self._paths.log), left=left)
+        self._huge_pages.end()
+        log, notes = str(self._paths.log), self._huge_pages.notes
+        self._tell("failed", message=message, hint=hint, line=line, log=log, left=left, notes=notes)
 
     def _kill_held(self, pid: int) -> None:
         """End a process of the held tree before its threads are let go: not one instruction may run."""

@@ -154,7 +154,7 @@ def _others(*, tidy: bool = True) -> Iterator[_Other]:
     """All other runs that matter; those whose trees have ended are removed on the way (under the mutex only)."""
     for directory in _run_directories():
         said = _read_card(directory)
-        locked = _is_locked(directory / "lock")
+        locked = is_locked(directory / "lock")
         ids = tuple(ProcessId(pid, ticks) for pid, ticks in said.get("ids", ()))
         if not locked and not _matters(directory, said.get("operation", ""), ids):
             if tidy:
@@ -232,7 +232,8 @@ def _read_card(directory: Path) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
+    """Whether a process of the run with this lock file lives."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

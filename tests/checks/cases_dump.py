@@ -219,6 +219,11 @@ GPU: Cases = {
         GPU_FINE, gpu_dump(host=driver(gpus=(replace(GPU0, compute_pids=(1000, 812)), GPU1))), ("GPU-aaaa", "812")
     ),
     "gpu-managed": Case(FINE, GPU_FINE, ("cannot be seen",), quiet=True),
+    "huge-pages": Case(
+        gpu_dump(host=host(transparent_huge_pages="always")),
+        gpu_dump(host=host(transparent_huge_pages="madvise")),
+        ("madvise",),
+    ),
     "gpu-persistence": Case(
         GPU_FINE, gpu_dump(host=driver(gpus=(replace(GPU0, persistence_mode=False),))), ("GPU-aaaa",)
     ),

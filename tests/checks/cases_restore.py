@@ -138,6 +138,11 @@ GPU: Cases = {
     "gpu-driver": Case(GPU_FINE, gpu_restore(host=driver(version=None, interface="none")), ("no driver",)),
     "gpu-bugs": Case(GPU_FINE, gpu_restore(host=driver(version="610.57")), ("SIGSEGV",)),
     "gpu-mps": Case(GPU_FINE, gpu_restore(host=driver(mps=True)), ("MPS",)),
+    "huge-pages": Case(
+        gpu_restore(host=host(transparent_huge_pages="always")),
+        gpu_restore(host=host(transparent_huge_pages="madvise")),
+        ("madvise",),
+    ),
     "gpu-persistence": Case(
         GPU_FINE, gpu_restore(host=driver(gpus=(replace(GPU0, persistence_mode=False),))), ("GPU-aaaa",)
     ),

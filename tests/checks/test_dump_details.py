@@ -229,6 +229,28 @@ def test_disk_space_counts_everything():
     assert verdict("disk-space", dump(replace(job, gpu_uses=()), image_space_bytes=need)) == "unknown"
 
 
+def test_disk_space_with_a_base():
+    job = tree(
+        root_process=process(rss_bytes=4 * GIB), files=(file("/tmp/gone", deleted=True, links=0, blocks_bytes=GIB),)
+    )
+    full, with_half = int(5 * GIB * 1.1), int(3 * GIB * 1.1)
+    for base, free, expected, severity in (
+        (None, full - 1, "fail", "block"),
+        (2 * GIB, full, "pass", "block"),
+        (2 * GIB, full - 1, "fail", "warn"),
+        (2 * GIB, with_half, "fail", "warn"),
+        (2 * GIB, with_half - 1, "fail", "block"),
+        (50 * GIB, int(GIB * 1.1), "fail", "warn"),
+        (50 * GIB, int(GIB * 1.1) - 1, "fail", "block"),  # what no base holds: the deleted file
+        (0, full - 1, "fail", "block"),
+        (2 * GIB, None, "unknown", "block"),
+    ):
+        found = judged("disk-space", dump(job, image_space_bytes=free, base_bytes=base))
+        assert (found.verdict, found.severity) == (expected, severity), (base, free, found)
+        assert "None" not in found.expected
+        assert ("base" in found.expected) == bool(base)
+
+
 def test_gpu_checks_say_nothing_about_a_cpu_job():
     without = dump(host=driver(version=None, interface="none", gpus=(), mps=True))
     assert [check.id for check in DUMP_CHECKS if check.id.startswith(("gpu-", "nccl")) and check.judge(without)] == []

@@ -28,6 +28,7 @@ def argument(work, request):
     ("kind", "argument"),
     [
         ("ring", ""),
+        ("hundred", ""),
         ("threads", ""),
         ("shared", ""),
         ("memfd", ""),

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -124,6 +125,8 @@ class FakeApp:
         self.process = process
         self.pid = process.pid
         self.log = log
+        # As any parent does: a dump that ends it waits 3 s for that.
+        threading.Thread(target=process.wait, daemon=True).start()
 
     def steps(self) -> list[int]:
         """The kernels' counter, line by line."""
@@ -176,7 +179,7 @@ def _pids_with(argument: str) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdecimal() and argument in (entry / "cmdline").read_text().split("\0"):
+            if entry.name.isdecimal() and argument.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
         except OSError:
             continue

@@ -174,6 +174,20 @@ def test_parts_are_swapped(saved):
         saved.assert_refused(copy, 60, one.partition("/")[0])
 
 
+def test_a_part_stands_twice(saved):
+    """In the place of another one, each of them, or beside it under a name of its own."""
+    parts = _digested(saved)
+    for one, other in zip(parts, parts[1:] + parts[:1], strict=True):
+        copy = saved.copy()
+        shutil.copyfile(copy / one, copy / other)
+        _assert_corrupt(copy, other)
+    for part in (saved.packs[0], "files/0"):
+        copy = saved.copy()
+        twin = copy / f"{part}.zst"
+        shutil.copy(copy / part, twin)
+        saved.assert_refused(copy, 60, str(twin.relative_to(copy)))
+
+
 def test_a_directory_of_parts_is_a_link(saved):
     copy = saved.copy()
     (copy / "criu").rename(copy.parent / "elsewhere")

@@ -61,6 +61,7 @@ RULES = (
         ("system/procfs/",),
         (
             ("checks/files.py", "compares paths, reads nothing"),
+            ("system/hostsettings.py", "settings below /proc/sys, which it writes as well"),
             ("accelerators/nvidia.py", "the driver's version file, and whether a pid that NVML names still exists"),
         ),
     ),
@@ -94,6 +95,11 @@ RULES = (
         ),
     ),
     Rule("Typer's private modules are nobody's", imported("click", "typer._click", "typer._completion_shared", "typer.rich_utils"), ()),
+    Rule(
+        "host settings are read and written by system/hostsettings.py",
+        text_that_begins_with("/proc/sys/", "/sys/kernel/mm"),
+        ("system/hostsettings.py",),
+    ),
     Rule("the model does no I/O", imported("os", "io", "shutil", "socket", "subprocess", "tempfile", "glob"), ("",), ()),
 )  # fmt: skip
 
@@ -167,7 +173,8 @@ def test_who_is_excused_needs_it(rule):
         ("sys.stderr.write('x')", 7),
         ("import click", 8),
         ("from typer._click import Context", 8),
-        ("import os", 9),
+        ('x = "/sys/kernel/mm/ksm/run"', 9),
+        ("import os", 10),
     ],
 )
 def test_the_rules_can_fail(source, rule):

@@ -18,6 +18,7 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -88,6 +89,23 @@ def ring(_: str):
     def step(number: int) -> None:
         os.write(pipe_in, WORD.pack(number))
         expect(receive(back.recv), WORD.pack(number), "what went round")
+
+    return step
+
+
+def hundred(_: str):
+    """A hundred processes: what the root says goes through 99 others before it comes back."""
+    out, into = os.pipe()
+    for _number in range(99):
+        next_out, next_in = os.pipe()
+        subprocess.Popen(["cat"], stdin=out, stdout=next_in)
+        os.close(out)
+        os.close(next_in)
+        out = next_out
+
+    def step(number: int) -> None:
+        os.write(into, WORD.pack(number))
+        expect(receive(lambda size: os.read(out, size)), WORD.pack(number), "what came back")
 
     return step
 
@@ -401,6 +419,7 @@ KINDS = {
     work.__name__: work
     for work in (
         ring,
+        hundred,
         threads,
         shared,
         memfd,

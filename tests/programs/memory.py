@@ -89,6 +89,40 @@ def shared(megabytes: int):
     yield from itertools.repeat(check)
 
 
+def every(megabytes: int):
+    """Much private memory, and a little shared copy-on-write, shared anonymously and by a memfd, with a child."""
+    size = 8 * MIB
+    common = Area(size)
+    common.area.madvise(mmap.MADV_DONTDUMP)  # as in tree
+    file = os.memfd_create("gpuckpt-test")
+    os.ftruncate(file, size)
+    areas = [common, Area(size, mmap.mmap(-1, size)), Area(size, mmap.mmap(file, size))]
+    pipe = fork(*areas)
+    areas.append(Area(megabytes * MIB))
+
+    def check() -> None:
+        for area in areas:
+            area.check()
+        assert os.read(pipe, 1) == b".", "the child has ended"
+
+    yield from itertools.repeat(check)
+
+
+def large(megabytes: int):
+    """Much memory, made quickly: every page has 1 KiB of noise, and no 4 MiB are like others."""
+    block = b"".join(os.urandom(1024) + bytes(PAGE - 1024) for _ in range(1024))
+    area = mmap.mmap(-1, megabytes * MIB, flags=PRIVATE)
+    for at in range(0, len(area), len(block)):
+        area[at : at + len(block)] = block
+        area[at : at + 8] = at.to_bytes(8, "little")
+    known = zlib.crc32(area)
+
+    def check() -> None:
+        assert zlib.crc32(area) == known, "memory is not what it was"
+
+    yield from itertools.repeat(check)
+
+
 def mappings(megabytes: int):
     """60,000 mappings of one page, readable and read-only in turn so that the kernel cannot join them."""
     area = Area(megabytes * MIB)
@@ -110,15 +144,29 @@ def mappings(megabytes: int):
 
 
 def sparse(megabytes: int):
-    """A terabyte of address space, of which a page or two is used here and there, as CUDA reserves it."""
+    """Terabytes of address space, of which a page or two is used here and there.
+
+    One reservation is open, as allocators make them; one is closed (PROT_NONE), as CUDA makes them: parts of it
+    are opened and used, and some of these closed again.
+    """
     area = Area(megabytes * MIB)
     start = LIBC.mmap(None, 1 << 40, 3, PRIVATE | 0x4000, -1, 0)  # MAP_NORESERVE
     places = [start + (number << 28) + number * PAGE for number in range(4096)]
     for number, place in enumerate(places):
         ctypes.memset(place, number % 255 + 1, PAGE)
+    closed = LIBC.mmap(None, 4 << 40, 0, PRIVATE | 0x4000, -1, 0)
+    parts = [ctypes.c_void_p(closed + (number << 36) + number * PAGE) for number in range(60)]
+    for number, part in enumerate(parts):
+        LIBC.mprotect(part, 3 * PAGE, 3)
+        ctypes.memset(part, number + 1, PAGE)
+        LIBC.mprotect(part, 3 * PAGE, 3 if number % 2 else 0)
 
     def check() -> None:
         area.check()
+        for number, part in enumerate(parts):
+            LIBC.mprotect(part, 3 * PAGE, 3)
+            assert ctypes.string_at(part, PAGE + 8) == bytes([number + 1]) * PAGE + bytes(8), f"part {number}"
+            LIBC.mprotect(part, 3 * PAGE, 3 if number % 2 else 0)
         for number, place in enumerate(places):
             assert ctypes.string_at(place, PAGE) == bytes([number % 255 + 1]) * PAGE, f"page {number}"
             assert ctypes.string_at(place + 2 * PAGE, 8) == bytes(8), f"behind page {number}"
@@ -192,7 +240,9 @@ def stopped(megabytes: int):
     yield from itertools.repeat(check)
 
 
-KINDS = {work.__name__: work for work in (private, tree, shared, mappings, sparse, threads, signals, stopped)}
+KINDS = {
+    work.__name__: work for work in (private, tree, shared, every, large, mappings, sparse, threads, signals, stopped)
+}
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpuckpt.model.facts import Cpu
+from gpuckpt.system import hostsettings
 from gpuckpt.system.procfs.cgroups import cgroup2_mount
 from gpuckpt.system.procfs.reading import comm_of, exists, read_text, status_of
 
@@ -29,8 +30,6 @@ CAPABILITIES = {
 CAP_SYS_RESOURCE is not among them: a tree of our own uid can do without (limits, oom_score_adj), see below.
 """
 SYS_RESOURCE = 24
-
-THP_PATH = "/sys/kernel/mm/transparent_hugepage/enabled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +146,10 @@ def uptime_seconds() -> float:
 
 def transparent_huge_pages() -> str | None:
     """'always', 'madvise' or 'never'; None where the kernel has none."""
-    return parse_choice(read_text(THP_PATH) or "")
-
-
-def parse_choice(text: str) -> str | None:
-    """The chosen word of 'always [madvise] never'."""
-    return next((word[1:-1] for word in text.split() if word.startswith("[")), None)
+    try:
+        return hostsettings.read(hostsettings.HUGE_PAGES) or None
+    except OSError:
+        return None
 
 
 def cgroup_kind() -> Literal["systemd", "v2", "none"]:

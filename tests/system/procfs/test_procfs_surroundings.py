@@ -201,5 +201,3 @@ def test_parsers_of_host_facts():
         24684092 * 1024,
         24223442 * 1024,
     )
-    assert host.parse_choice("always [madvise] never") == "madvise"
-    assert host.parse_choice("") is None
