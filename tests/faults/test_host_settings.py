@@ -24,7 +24,7 @@ from tests.faults import arena
 from tests.faults.arena import SETTLE, Shot
 from tests.harness import gpuckpt
 
-pytestmark = pytest.mark.criu
+pytestmark = [pytest.mark.criu, pytest.mark.alone]
 
 RECORDS = Path("/run/gpuckpt/settings")
 PUT_BACK = "transparent huge pages put back to madvise: a gpuckpt that was killed had left always"
