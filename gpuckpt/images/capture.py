@@ -1,12 +1,10 @@
 """What `criu dump --stream` hands over becomes packs and small files, while the tree stands still.
 
-Three kinds of threads, and none may ever wait for another that waits for it:
+Two kinds of threads, and none may ever wait for another that waits for it:
 
 - the reader: takes requests from CRIU and reads all small files, whichever has something;
-- a pump for each open pages file: moves (splices, no copy) a frame at a time from CRIU's pipe into the
-  pipe of a free worker, and takes a worker only when CRIU's pipe has something for it;
-- the workers: each reads its pipe into one buffer, hashes, compresses, and appends to a pack of its own,
-  for writes to one file wait for each other.
+- the workers: each in its turn takes a frame off a pages file (see intake.py), then reads it into its one
+  buffer, hashes, compresses, and appends to a pack of its own, for writes to one file wait for each other.
 
 The end is "inventory.img was seen and closed, no pipe is open, no frame under work": CRIU keeps the
 connection until its post-dump script has ended, which waits for us. Whatever fails in any thread closes
@@ -16,7 +14,6 @@ compressed form per worker.
 
 from __future__ import annotations
 
-import contextlib
 import select
 import threading
 from dataclasses import dataclass
@@ -26,6 +23,7 @@ from typing import TYPE_CHECKING
 from gpuckpt.images import streaming
 from gpuckpt.images.captureworker import READ_BYTES, Pages, Place, Small, SmallFile, Worker
 from gpuckpt.images.cuts import Cuts
+from gpuckpt.images.intake import Intake, Source
 from gpuckpt.images.packs import DEFAULT_LEVEL, PackFile, PackWriter
 
 if TYPE_CHECKING:
@@ -81,7 +79,7 @@ class Capture:
         self.stop = streaming.Stop()
         self.doors = streaming.Doors()
         self.known: dict[bytes, Place] = dict(known or {})
-        self.free: SimpleQueue[Worker | None] = SimpleQueue()
+        self.intake = Intake(self.stop, self._pages_ended)
         self.to_sync: SimpleQueue[PackWriter | None] = SimpleQueue()
         self.error: BaseException | None = None
         self.raw_bytes = 0
@@ -94,7 +92,6 @@ class Capture:
         self._last_seen = False
         self._small: list[SmallFile] = []
         self._pages: list[Pages] = []
-        self._pumps: list[threading.Thread] = []
         self._workers: list[Worker] = []
         self._threads = [
             threading.Thread(target=self._guarded, args=(self._read_all,), name="capture-reader", daemon=True),
@@ -111,8 +108,6 @@ class Capture:
 
     def start(self) -> None:
         """Start the threads: from here on CRIU is served."""
-        for worker in self._workers:
-            self.free.put(worker)
         for thread in (*self._workers, *self._threads):
             thread.start()
 
@@ -125,8 +120,7 @@ class Capture:
 
     def finish(self) -> Captured:
         """All has come: finish the packs. Raises what failed in a thread (OSError for a full disk)."""
-        for worker in self._workers:
-            worker.jobs.put(None)
+        self.intake.over()
         for worker in self._workers:
             worker.join()
         if self.error is not None:
@@ -142,21 +136,18 @@ class Capture:
                 self.error = error
             self.stop.raise_()
         self.doors.shut()
-        for _ in range(len(self._pumps) + 1):
-            self.free.put(None)
-        for worker in self._workers:
-            worker.jobs.put(None)
         self._complete.set()
 
     def close(self) -> None:
         """End all threads and give everything back; what is not finished is removed."""
         self.fail()
         self.to_sync.put(None)
-        for thread in (*self._threads, *self._pumps, *self._workers):
+        for thread in (*self._threads, *self._workers):
             if thread.ident is not None:
                 thread.join()
         for worker in self._workers:
             worker.close()
+        self.intake.close()
         self.doors.close(self._listener)
         self.doors.give_back()
         self.stop.close()
@@ -193,19 +184,25 @@ class Capture:
             self.doors.close(peer)
 
     def begin(self, name: str, pipe: int, pid: int | None) -> Small | None:
-        """CRIU has opened a file: a pages file gets a pump, a small one is returned to be read."""
+        """CRIU has opened a file: a small one is returned to be read, a pages file is the workers'."""
         self.doors.add(pipe)
-        with self._lock:
-            self._open += 1
+        self.begun()
         streaming.grow_pipe(pipe, PIPE_BYTES if name.startswith("pages-") else READ_BYTES)
         if not name.startswith("pages-"):
             return Small(name, pipe, self._small_directory, self.doors)
         pages = Pages(name)
         self._pages.append(pages)
-        pump = threading.Thread(target=self._guarded, args=(self._pump, pages, pipe, pid), name=name, daemon=True)
-        self._pumps.append(pump)
-        pump.start()
+        self.intake.add(Source(pages, pipe, lambda: None if pid is None else self._cuts_for(pid)))
         return None
+
+    def begun(self) -> None:
+        """Another frame is under work."""
+        with self._lock:
+            self._open += 1
+
+    def _pages_ended(self, source: Source) -> None:
+        self.doors.close(source.pipe)
+        self.ended()
 
     def ended(self, small: SmallFile | None = None) -> None:
         """A file, or a frame, is complete."""
@@ -216,49 +213,6 @@ class Capture:
             self._last_seen = self._last_seen or (small is not None and small.name == LAST_FILE)
             if self._last_seen and self._open == 0:
                 self._complete.set()
-
-    def _pump(self, pages: Pages, pipe: int, pid: int | None) -> None:
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.doors.close, pipe)
-            if pid is not None:
-                pages.cuts = self._cuts_for(pid) or pages.cuts
-            readable = streaming.Poller(pipe, select.POLLIN, self.stop)
-            offset = 0
-            # Only when there is something a worker is taken: with more files open than workers, all would be held.
-            while readable.wait() & select.POLLIN:
-                worker = self.free.get()
-                if worker is None:
-                    return
-                offset += self._fill(worker, pages, offset, pipe, readable)
-        if not self.stop.is_raised():
-            self.ended()
-
-    def _fill(self, worker: Worker, pages: Pages, offset: int, pipe: int, readable: streaming.Poller) -> int:
-        """Move one frame into a worker's pipe; returns its length, which is shorter at the end of the file."""
-        wanted = pages.cuts.end_of(offset) - offset
-        filled = told = 0
-        while filled < wanted and not self.stop.is_raised():
-            try:
-                moved = streaming.splice(pipe, worker.target, wanted - filled)
-            except BlockingIOError:
-                if readable.wait(0):  # so it is the worker's pipe that is full
-                    if filled > told:
-                        worker.jobs.put((pages, offset, filled - told, False))
-                        told = filled
-                    worker.writable.wait()
-                else:
-                    readable.wait()
-                continue
-            if moved == 0:
-                break
-            filled += moved
-        if filled == 0:
-            self.free.put(worker)
-        else:
-            with self._lock:
-                self._open += 1
-            worker.jobs.put((pages, offset, filled - told, True))
-        return filled
 
 
 class _Reader:

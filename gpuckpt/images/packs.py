@@ -124,8 +124,14 @@ class FrameCoder:
 class PackWriter:
     """A pack under work. One for each thread; only `sync` may come from another one."""
 
-    def __init__(self, directory: Path, number: int) -> None:
-        """Raises OSError."""
+    def __init__(self, directory: Path, number: int, *, digest_at_once: bool = False) -> None:
+        """`digest_at_once`: the pack's own digest is kept up while it grows, not taken when it is complete.
+
+        Raises OSError.
+        """
+        self._digest_at_once = digest_at_once
+        self._hasher = blake3.blake3()
+        self._digested = 0
         self._directory = directory
         self._path = directory / f"{number}.part"
         self._open = threading.Lock()
@@ -140,6 +146,9 @@ class PackWriter:
         while left:
             left = left[os.write(self._descriptor, left) :]
         self.size += len(stored)
+        if self._digest_at_once:
+            self._hasher.update(stored)
+            self._digested = self.size
         return at
 
     def sync(self) -> None:
@@ -149,11 +158,7 @@ class PackWriter:
                 os.fdatasync(self._descriptor)
 
     def finish(self) -> PackFile | None:
-        """Sync it and give it its name; None (and no file) when nothing was written. Raises OSError.
-
-        The name is the digest of what the file holds now, read once more: while the pack grows the tree stands still,
-        here it may be running again.
-        """
+        """Sync it and give it its name; None (and no file) when nothing was written. Raises OSError."""
         if self.size == 0:
             self.discard()
             return None
@@ -164,15 +169,15 @@ class PackWriter:
         return pack
 
     def _digest(self) -> str:
-        """BLAKE3 of the file's bytes, through a buffer that stays in the processor's cache."""
-        hasher, buffer, at = blake3.blake3(), page_aligned(READ_BACK_BYTES), 0
-        while at < self.size:
-            count = os.preadv(self._descriptor, [buffer], at)
+        """BLAKE3 of the file; what is missing of it is read back, through a buffer that stays in the core's cache."""
+        buffer = page_aligned(READ_BACK_BYTES)
+        while self._digested < self.size:
+            count = os.preadv(self._descriptor, [buffer], self._digested)
             if count == 0:
                 raise OSError(errno.EIO, "the file is shorter than what was written", str(self._path))
-            hasher.update(memoryview(buffer)[:count])
-            at += count
-        return hasher.hexdigest()
+            self._hasher.update(memoryview(buffer)[:count])
+            self._digested += count
+        return self._hasher.hexdigest()
 
     def discard(self) -> None:
         """Remove it."""

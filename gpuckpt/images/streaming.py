@@ -119,13 +119,6 @@ def grow_pipe(descriptor: int, wanted: int) -> int:
     return int(fcntl.fcntl(descriptor, F_GETPIPE_SZ))
 
 
-def waiting_bytes(descriptor: int) -> int:
-    """How many bytes lie in a pipe."""
-    count = array.array("i", [0])
-    fcntl.ioctl(descriptor, 0x541B, count)  # FIONREAD
-    return count[0]
-
-
 class Stop:
     """A flag that every poll can wait for."""
 
