@@ -85,11 +85,12 @@ class FileChanges:
         self._journal = run_directory / JOURNAL
         self._id = run_id
         self._going_on = going_on
+        self._made = 0
 
     def put(self, path: str, source: Path, attributes: Attributes) -> None:
         """Make the missing file `path` with the content of `source`. Raises OSError, and what `going_on` raises."""
         with directory_of(path) as (directory, name):
-            temporary, made = self._make(directory, path, name, source, attributes)
+            temporary, made = self._make(directory, path, source, attributes)
             self._write("put", path, made=[made.st_dev, made.st_ino])
             rename_to_new(temporary, name, directory)
             os.fsync(directory)
@@ -98,8 +99,8 @@ class FileChanges:
         """Move the file `path` aside and put another in its place; returns where the old one lies. Raises as `put`."""
         with directory_of(path) as (directory, name):
             judged.require(_look(directory, name, path), path)
-            temporary, made = self._make(directory, path, name, source, attributes)
-            aside = f"{name}.before-restore-{self._id}"
+            aside = _fitting(directory, f"{name}.before-restore-{self._id}", path)
+            temporary, made = self._make(directory, path, source, attributes)
             self._write("replace", path, aside=aside, made=[made.st_dev, made.st_ino])
             rename_to_new(name, aside, directory)
             judged.require(_look(directory, aside, path), path)  # exchanged just now? Then `undo` gives it its name
@@ -112,7 +113,7 @@ class FileChanges:
         with directory_of(path) as (directory, name), _opened(directory, name, path, os.O_RDWR) as file:
             seen = os.fstat(file)
             judged.require(seen, path)
-            later = f"{name}.later-{self._id}"
+            later = _fitting(directory, f"{name}.later-{self._id}", path)
             # Under its name from the beginning, for it is worth nothing until it is whole: then `cut` is written.
             self._write("make", path, name=later)
             with _created(directory, later, path) as tail:
@@ -136,11 +137,10 @@ class FileChanges:
         """It is as it must be: nobody takes it back from here on."""
         self._journal.unlink(missing_ok=True)
 
-    def _make(
-        self, directory: int, path: str, name: str, source: Path, attributes: Attributes
-    ) -> tuple[str, os.stat_result]:
+    def _make(self, directory: int, path: str, source: Path, attributes: Attributes) -> tuple[str, os.stat_result]:
         """A whole, synced file in the directory, under a name of ours."""
-        temporary = f".{name}.gpuckpt-{self._id}"
+        self._made += 1
+        temporary = f".gpuckpt-{self._id}-{self._made}"
         self._write("make", path, name=temporary)
         content = open_plain(source)
         try:
@@ -160,6 +160,13 @@ class FileChanges:
         with os.fdopen(journal, "wb", buffering=0) as out:
             if out.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._journal))
+
+
+def _fitting(directory: int, name: str, path: str) -> str:
+    """A name that the file system takes; raises OSError before anything is done under another."""
+    if len(os.fsencode(name)) > os.fpathconf(directory, "PC_NAME_MAX"):
+        raise OSError(errno.ENAMETOOLONG, f"no file beside it can be called {name}", path)
+    return name
 
 
 def _beside(path: str, name: str) -> str:

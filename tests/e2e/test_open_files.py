@@ -220,7 +220,11 @@ def test_holes_stay_holes(writer):
 def test_without_a_copy_a_log_can_be_cut_all_the_same(writer):
     job = writer("log").start()
     data = job.dump("--leave-running", "--capture-files", "none")
-    assert (data["restorable"], data["captured_files"], list(data["needs_files"])) == ("with-files", [], [str(job.file)])
+    assert (data["restorable"], data["captured_files"], list(data["needs_files"])) == (
+        "with-files",
+        [],
+        [str(job.file)],
+    )
     whole = job.end()
     found, hint = job.refused("--overwrite-files")
     assert found == {"files-size"}
