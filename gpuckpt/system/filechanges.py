@@ -234,7 +234,8 @@ def undo(run_directory: Path) -> list[str]:
             continue  # never done, or taken back already
         except OSError as error:
             problems.append(f"{line['path']} is not as before: {error.strerror}")
-    journal.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        journal.unlink()
     return problems
 
 
@@ -248,7 +249,22 @@ def _lines(journal: Path) -> list[dict[str, Any]]:
     for text in texts:
         with contextlib.suppress(ValueError):
             lines.append(json.loads(text))
-    return [line for line in lines if isinstance(line, dict) and line.get("act") in _UNDO]
+    return [line for line in lines if _is_whole(line)]
+
+
+_FACTS = {
+    "make": {"name"},
+    "put": {"made"},
+    "replace": {"aside", "made"},
+    "cut": {"later", "old", "size", "whole", "mtime_ns"},
+}
+"""What a line says beside its act and path."""
+
+
+def _is_whole(line: object) -> bool:
+    if not isinstance(line, dict) or not str(line.get("path")).startswith("/"):
+        return False
+    return line.get("act") in _FACTS and line.keys() >= _FACTS[line["act"]]
 
 
 def _undo_make(line: dict[str, Any]) -> None:

@@ -169,6 +169,18 @@ def test_what_others_wrote_meanwhile_is_not_lost(host):
     assert now["changed.before-restore-cafe"] == host.before["changed"]
 
 
+def test_nonsense_in_the_journal(host):
+    """Nothing of a crash may stand in the way of every later run."""
+    host.change()
+    with (host.run / filechanges.JOURNAL).open("ab") as journal:
+        journal.write(
+            b'[1]\n7\n\xff\xfe\n{"act": "cut", "path": "/x"}\n{"act": "make", "name": "y"}\n{"act": "put", "pa'
+        )
+    assert filechanges.undo(host.run) == []
+    assert host.seen() == host.before
+    assert filechanges.undo(host.part) == filechanges.undo(host.run / "none") == []
+
+
 @pytest.mark.parametrize("act", ["replace", "cut"])
 def test_a_file_that_has_changed_since_is_left_alone(host, act):
     judged = host.judged("grown")
