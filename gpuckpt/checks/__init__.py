@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from gpuckpt.checks import arrival, files, gpu, gpu_restore, image, machine, objects, processes
+from gpuckpt.checks import arrival, filechoice, files, gpu, gpu_restore, image, machine, objects, processes
 from gpuckpt.checks.check import Check, Judgement
 from gpuckpt.checks.facts import (
     DumpFacts,
@@ -21,8 +21,9 @@ from gpuckpt.checks.facts import (
     needed_paths,
     needed_ports,
 )
+from gpuckpt.checks.filechoice import Choice, chosen_files, writable_files
+from gpuckpt.checks.fileplan import FileAct, file_acts
 from gpuckpt.checks.gpu_restore import resolve_map
-from gpuckpt.checks.image import writable_files
 from gpuckpt.checks.objects import needs_terminal, restore_needs
 from gpuckpt.model.errors import Busy, GpuckptError, MachineLacks, NotFound, Refused, UsageError
 from gpuckpt.model.report import Finding
@@ -32,13 +33,17 @@ __all__ = [
     "HOST_CHECKS",
     "RESTORE_CHECKS",
     "Check",
+    "Choice",
     "DumpFacts",
+    "FileAct",
     "HostFacts",
     "Judgement",
     "MemoryLimit",
     "RestoreFacts",
     "allow_error",
     "blocking",
+    "chosen_files",
+    "file_acts",
     "judge",
     "needed_addresses",
     "needed_ids",
@@ -84,7 +89,8 @@ DUMP_CHECKS: tuple[Check[DumpFacts], ...] = (
     image.IMAGE_PARENT,
     image.IMAGE_PARENT_SAFE,
     image.DISK_SPACE,
-    image.LEFT_FILES,
+    filechoice.CAPTURE_FILES,
+    filechoice.LEFT_FILES,
     gpu.GPU_DRIVER,
     gpu.GPU_FEATURES,
     gpu.GPU_BUGS,
@@ -120,6 +126,7 @@ RESTORE_CHECKS: tuple[Check[RestoreFacts], ...] = (
     files.FILES_MISSING,
     files.DIRECTORIES,
     files.FILES_SIZE,
+    files.FILES_CHANGED,
     files.FILES_BUILD,
     files.FILES_MODE,
     files.FILES_OWNER,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import PurePosixPath
+from typing import Literal, Protocol
 
 from gpuckpt.model.facts import Host, OpenFile, Socket, Tree
 from gpuckpt.model.manifest import Manifest
@@ -133,6 +134,9 @@ class DumpFacts:
     nccl_environment: Mapping[int, Mapping[str, str]] | None = None
     """CUDA process -> its NCCL_* variables with values; a pid that is missing could not be read."""
 
+    not_captured: Mapping[str, str] = field(default_factory=dict)
+    """Files that should have been saved into the image and could not: path -> why."""
+
     @property
     def huge_pages(self) -> bool:
         """As the request."""
@@ -142,6 +146,10 @@ class DumpFacts:
     def uses_cuda(self) -> bool:
         """A process of the tree has a CUDA context."""
         return bool(self.tree.cuda)
+
+
+CapturedHere = Literal["same", "grown", "other"]
+"""Byte for byte; longer, with the image's bytes at its start; anything else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +179,8 @@ class RestoreFacts:
     """GPU UUID -> who has memory there: '812 python, 12.0 GiB'."""
     lsm: str | None = None
     """The security modules of this host, in the form of CriuOptions.lsm."""
+    captured_here: Mapping[str, CapturedHere] = field(default_factory=dict)
+    """Captured files that lie here -> how they compare with the image's; those that could not be read are missing."""
     leftovers: tuple[str, ...] = ()
     """What an interrupted run left here that can disturb this one, in words."""
 
@@ -215,6 +225,7 @@ def needed_paths(manifest: Manifest) -> tuple[str, ...]:
     """Every path that must be looked at here before a restore."""
     paths = [file.path for file in manifest.tree.files if not file.deleted]
     paths += [captured.path for captured in manifest.captured]
+    paths += [str(PurePosixPath(captured.path).parent) for captured in manifest.captured]
     return tuple(dict.fromkeys(paths))
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import stat
 
 from gpuckpt.checks.check import Check, Judgement, failed, listing, none_of, passed, size, unknown
 from gpuckpt.checks.facts import DumpFacts, HasLeftovers, RestoreFacts
+from gpuckpt.checks.filechoice import chosen_files
 from gpuckpt.checks.gpu import gpu_bytes
-from gpuckpt.model.facts import OpenFile, Tree
+from gpuckpt.model.facts import Tree
+from gpuckpt.model.manifest import LINK_REMAP
 
 SPARE = 1.1
 """CRIU's own files and what the job takes meanwhile."""
@@ -51,10 +52,11 @@ def memory_bytes(tree: Tree) -> int:
 
 def _space(facts: DumpFacts) -> Judgement:
     ghosts = sum(file.blocks_bytes for file in facts.tree.files if file.deleted)
+    saved = sum(file.blocks_bytes for file in chosen_files(facts.request, facts.tree).files)
     on_gpu = gpu_bytes(facts.tree)
-    full = memory_bytes(facts.tree) + ghosts + (on_gpu or 0)
-    # A base may hold any of the memory; deleted files lie outside the packs and are never shared.
-    least = max(full - facts.base_bytes, ghosts) if facts.base_bytes is not None else full
+    full = memory_bytes(facts.tree) + ghosts + saved + (on_gpu or 0)
+    # A base may hold any of the memory; deleted and captured files lie outside the packs and are never shared.
+    least = max(full - facts.base_bytes, ghosts + saved) if facts.base_bytes is not None else full
     need, most = int(least * SPARE), int(full * SPARE)
     expected = f"{size(most)} free for the image in {facts.request.image.parent}"
     if need < most:
@@ -71,34 +73,6 @@ def _space(facts: DumpFacts) -> Judgement:
         hint = "if it does not suffice for what has changed since the base, the dump fails and the tree runs on"
         return failed(expected, f"{size(free)} free", hint, severity="warn")
     return passed(expected, f"{size(free)} free")
-
-
-def writable_files(tree: Tree) -> tuple[OpenFile, ...]:
-    """Regular files that the tree can change and whose size CRIU compares at restore."""
-    return tuple(f for f in tree.files if stat.S_ISREG(f.mode) and not f.deleted and _writes(f) and not appends_only(f))
-
-
-def _writes(file: OpenFile) -> bool:
-    by_descriptor = file.flags is not None and file.flags & os.O_ACCMODE != os.O_RDONLY
-    return by_descriptor or any("shared-write" in use for use in file.uses)
-
-
-def appends_only(file: OpenFile) -> bool:
-    """Open for nothing but appending: CRIU stores no size for it, so it may have grown since."""
-    if file.flags is None or not all(" fd " in use for use in file.uses):
-        return False
-    return file.flags & os.O_ACCMODE == os.O_WRONLY and bool(file.flags & os.O_APPEND)
-
-
-def _left_files(facts: DumpFacts) -> Judgement | None:
-    if not facts.request.leave_running:
-        return None
-    found = [f"{file.path} ({file.size} bytes)" for file in writable_files(facts.tree)]
-    hint = (
-        "copy each right after the dump and put the copies back before a restore, which needs them as large as they "
-        "are now; a job that opens its log for appending only (>>) has no need of that"
-    )
-    return none_of(found, expected="no files that the job changes after the dump", hint=hint)
 
 
 def _image_safe(facts: RestoreFacts) -> Judgement | None:
@@ -135,7 +109,7 @@ def _linked_files(facts: RestoreFacts) -> Judgement | None:
     needed = {(file.device, file.inode): file.path for file in facts.tree.files if file.deleted and file.links > 0}
     if not needed:
         return None
-    saved = [captured.path for captured in facts.manifest.captured if captured.reason == "link-remap"]
+    saved = [captured.path for captured in facts.manifest.captured if captured.reason == LINK_REMAP]
     expected = f"{len(needed)} deleted files that had another name (POSIX semaphores), saved in the image"
     if len(saved) >= len(needed):
         return passed(expected, f"{len(saved)} saved")
@@ -158,9 +132,6 @@ IMAGE_PARENT_SAFE: Check[DumpFacts] = Check(
     "image-parent-safe", "block", "nobody else can replace the image", _parent_safe
 )
 DISK_SPACE: Check[DumpFacts] = Check("disk-space", "block", "the image will fit on its file system", _space)
-LEFT_FILES: Check[DumpFacts] = Check(
-    "left-files", "warn", "a job left running does not change files that a restore needs", _left_files
-)
 IMAGE_SAFE: Check[RestoreFacts] = Check("image-safe", "block", "nobody else can change the image", _image_safe)
 """--allow opens only what is said about the way to the image: open_image never opens one that others can write."""
 

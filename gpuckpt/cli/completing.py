@@ -7,6 +7,9 @@ from pathlib import Path
 
 from gpuckpt.cli.words import safe
 
+CAPTURE_WORDS = ("writable", "all", "none")
+"""What --capture-files knows beside paths and patterns."""
+
 MANY = 200
 """More proposals than this help nobody."""
 
@@ -26,6 +29,11 @@ def complete_image(incomplete: str) -> list[str]:
     above = Path(f"{parent}/" if "/" in incomplete else ".").expanduser()
     prefix = f"{parent}/" if "/" in incomplete else ""
     return [prefix + name for name in _directories(above) if name.startswith(start)][:MANY]
+
+
+def complete_capture(incomplete: str) -> list[str]:
+    """The words of --capture-files; a path is the shell's affair."""
+    return [word for word in CAPTURE_WORDS if word.startswith(incomplete)]
 
 
 def _directories(above: Path) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from gpuckpt.cli import options
-from gpuckpt.cli.completing import complete_image
+from gpuckpt.cli.completing import complete_capture, complete_image
 from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.session import Listener, carry_out
 from gpuckpt.model.report import Report
@@ -45,6 +45,15 @@ def dump(
             metavar="IMAGE",
             autocompletion=complete_image,
             help="An older image: memory that it holds already is shared with it, not written again.",
+        ),
+    ] = None,
+    capture_files: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--capture-files",
+            metavar="writable|all|none|GLOB",
+            autocompletion=complete_capture,
+            help="Open files to save into the image (default: writable with --leave-running). May be repeated.",
         ),
     ] = None,
     level: Annotated[
@@ -89,6 +98,7 @@ def dump(
         level=None if level == "none" else int(level),
         workers=workers,
         base=options.absolute(base) if base is not None else None,
+        capture_files=options.captured_files(capture_files),
     )
     return carry_out(Manner(as_json, quiet, verbose, dry_run), lambda listener: _run(request, listener))
 

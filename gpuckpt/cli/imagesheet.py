@@ -90,6 +90,17 @@ def add_parts(sheet: Sheet, manifest: Manifest) -> None:
     sheet.table("PART >FILES >SIZE SHARE", rows, wrap=False)
 
 
+def add_captured(sheet: Sheet, manifest: Manifest) -> None:
+    """Files of the host that lie in the image."""
+    if not manifest.captured:
+        return
+    sizes = {part.path: part.size for part in manifest.parts}
+    total = sum(sizes.get(one.part, 0) for one in manifest.captured)
+    rows = [(words.size(sizes.get(one.part)), one.reason, one.path) for one in manifest.captured]
+    sheet.heading("Captured files", f"{len(rows)}, {words.size(total)}")
+    sheet.table(">SIZE WHY PATH", rows)
+
+
 def _group(path: str) -> str:
     name = path.rpartition("/")[2]
     if path.startswith("packs/") or name.startswith("pages-"):

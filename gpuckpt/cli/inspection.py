@@ -10,7 +10,7 @@ from rich.text import Text
 from gpuckpt.cli import words
 from gpuckpt.cli.findings import add_findings
 from gpuckpt.cli.hostsheet import add_host, host_verdict
-from gpuckpt.cli.imagesheet import add_parts, add_timings, image_facts, image_verdict
+from gpuckpt.cli.imagesheet import add_captured, add_parts, add_timings, image_facts, image_verdict
 from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.sheet import BAD, GOOD, UNSURE, Cell, Sheet
 from gpuckpt.cli.treesheet import add_tree, tree_facts
@@ -36,6 +36,7 @@ def _image(sheet: Sheet, report: Report, data: dict[str, Any]) -> None:
     sheet.title("Image", str(data.get("path", "")), image_verdict(data, report.findings))
     sheet.facts(image_facts(manifest, data, now=time.time()))
     add_tree(sheet, manifest.tree, manifest.host)
+    add_captured(sheet, manifest)
     add_parts(sheet, manifest)
     add_timings(sheet, manifest)
 

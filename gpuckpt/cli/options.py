@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gpuckpt.cli.completing import complete_image, complete_pid
+from gpuckpt.cli.completing import CAPTURE_WORDS, complete_image, complete_pid
 from gpuckpt.model.errors import NotFound, UsageError
 
 Json = Annotated[
@@ -128,6 +128,21 @@ def absolute(text: str) -> Path:
         return Path(os.path.realpath(text))
     except FileNotFoundError:
         raise NotFound(f"{text}: the current directory does not exist any more", "use an absolute path") from None
+
+
+def captured_files(values: list[str] | None) -> tuple[str, ...]:
+    """What --capture-files names: paths become absolute, links resolved; patterns become absolute."""
+    words = values or []
+    for word in words:
+        if not word:
+            raise UsageError("--capture-files '': nothing is named", "say writable, all, none, or a path or pattern")
+    if "none" in words and set(words) != {"none"}:
+        raise UsageError("--capture-files none goes with no other", "leave one of them out")
+    return tuple(word if word in CAPTURE_WORDS else _file_word(word) for word in words)
+
+
+def _file_word(word: str) -> str:
+    return os.path.abspath(word) if any(sign in word for sign in "*?[") else str(absolute(word))  # noqa: PTH100
 
 
 def stream_file(text: str) -> Path:

@@ -58,6 +58,20 @@ def restore(
         ),
     ] = False,
     huge_pages: options.HugePages = False,
+    overwrite_files: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite-files",
+            help="Where a file differs from the one in the image, move it aside and put the image's there.",
+        ),
+    ] = False,
+    truncate_files: Annotated[
+        bool,
+        typer.Option(
+            "--truncate-files",
+            help="Cut files that only grew to the size they had; what came later is kept beside them.",
+        ),
+    ] = False,
     dry_run: options.DryRun = False,
     allow: options.Allow = None,
     timeout: options.Timeout = None,
@@ -76,7 +90,7 @@ def restore(
     stdio = {number: path for number, path in enumerate((stdin, stdout, stderr)) if path is not None}
     request: RestoreRequest | RepairRequest
     if tree is not None:
-        if wait or stdio or tcp or gpu or allow or plain or huge_pages:
+        if any((wait, stdio, tcp, gpu, allow, plain, huge_pages, overwrite_files, truncate_files)):
             raise UsageError("--tree repairs a tree that is here; the options of an image make no sense with it")
         request = RepairRequest(pid=tree, timeout_seconds=timeout, dry_run=dry_run, force_program=force_program)
     else:
@@ -93,6 +107,8 @@ def restore(
             force_program=force_program,
             plain=plain,
             huge_pages=huge_pages,
+            overwrite_files=overwrite_files,
+            truncate_files=truncate_files,
         )
     return carry_out(
         Manner(as_json, quiet, verbose, dry_run, shares_terminal=wait), lambda listener: _run(request, listener)

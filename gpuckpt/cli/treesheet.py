@@ -134,7 +134,7 @@ def _add_files(sheet: Sheet, tree: Tree) -> None:
 
 
 def _only_mapped(file: OpenFile) -> bool:
-    return not (_written(file) or file.deleted) and all(use.endswith(" map") for use in file.uses)
+    return not (_written(file) or file.deleted) and all(use.endswith((" map", " map exec")) for use in file.uses)
 
 
 def _written(file: OpenFile) -> bool:

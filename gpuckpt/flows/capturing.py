@@ -51,6 +51,7 @@ class Content:
     requires: tuple[str, ...]
     """Features that a reader must know."""
     bytes_raw: int
+    """Without captured files: what the tree will need of memory."""
     bytes_shared: int = 0
     """Of the parts, those that are hard links to a base's."""
     notes: tuple[str, ...] = ()
@@ -105,7 +106,8 @@ class Plain:
     def content(self, partial: PartialImage, going_on: Callable[[], None]) -> Content:
         """Digest every file."""
         parts = directory.describe_parts(partial.path, going_on)
-        return Content(parts, ("criu-files",), directory.sizes(parts))
+        memory = [part for part in parts if not part.path.startswith(f"{partial.files.name}/")]
+        return Content(parts, ("criu-files",), directory.sizes(memory))
 
     def trouble(self) -> None:
         """CRIU's log knows all."""
@@ -182,7 +184,7 @@ class Streamed:
         return Content(
             parts=tuple(sorted((*parts, *files), key=lambda part: part.path)),
             requires=("packs",),
-            bytes_raw=joined.index.raw_bytes() + small + directory.sizes(files),
+            bytes_raw=joined.index.raw_bytes() + small,
             bytes_shared=joined.shared,
             notes=tuple(joined.notes),
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuckpt import checks
 from gpuckpt.flows import extract as extracting
-from gpuckpt.flows import gather
+from gpuckpt.flows import gather, openfiles
 from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.model.errors import ImageCorrupt, Interrupted, Refused
 from gpuckpt.model.jsonform import to_json
@@ -18,6 +18,7 @@ from gpuckpt.owner import hostchanges, runs
 from gpuckpt.stores import directory
 
 if TYPE_CHECKING:
+    from gpuckpt.checks.facts import CapturedHere
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
     from gpuckpt.model.facts import Host, Tree
@@ -43,7 +44,8 @@ def _inspect_image(target: Path, request: InspectRequest, machine: Machine, inte
             machine.listener(Event("verify", "begin"))
             _verify(image, interruption)
         commands = _extract(image, request.extract, machine, interruption) if request.extract else []
-        facts = gather.restore_facts(RestoreRequest(image=target), image.manifest, machine)
+        here = _compare(image, interruption)
+        facts = gather.restore_facts(RestoreRequest(image=target), image.manifest, machine, here)
         findings = checks.judge(checks.RESTORE_CHECKS, facts, frozenset())
         data = {
             "kind": "image",
@@ -68,6 +70,14 @@ def _extract(image: directory.Image, target: Path, machine: Machine, interruptio
         raise Interrupted(number, "broken off; what was extracted is removed", process="untouched") from None
     except OSError as error:
         raise Refused(f"{target} cannot be written: {error.strerror}", "choose a directory with room") from None
+
+
+def _compare(image: directory.Image, interruption: Interruption) -> dict[str, CapturedHere]:
+    try:
+        return openfiles.compare(image, interruption.check)
+    except BrokenOff as trouble:
+        number = trouble.signal_number or signal.SIGINT
+        raise Interrupted(number, "broken off while files were compared", process="untouched") from None
 
 
 def _verify(image: directory.Image, interruption: Interruption) -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt import __version__, checks
-from gpuckpt.flows import capturing, dumporder, gather, settle
+from gpuckpt.flows import capturing, dumporder, gather, openfiles, settle
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.conversation import (
     REAP_SECONDS,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from gpuckpt.flows.capturing import Capturing, Content
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
+    from gpuckpt.flows.openfiles import SavedFiles
     from gpuckpt.model.facts import Tree
     from gpuckpt.model.requests import DumpRequest
     from gpuckpt.owner.runs import Run
@@ -120,6 +121,8 @@ class Capture:
     said: dict[str, Any]
     """The owner's word: seconds, run_id, log."""
     saved: tuple[manifests.CapturedFile, ...]
+    """CRIU's link-remap files."""
+    files: SavedFiles
     tree: Tree
     """As it stands still: what the manifest must say."""
 
@@ -141,6 +144,8 @@ class DumpWork:
     manifest: Manifest | None = None
     way: Capturing = field(init=False)
     """How the images reach the disk."""
+    captured_files: list[dict[str, Any]] = field(default_factory=list)
+    """Of the tree's open files, those in the image: path, bytes, seconds."""
     litter: tuple[Placed, ...] = ()
     """What CRIU leaves beside the tree's files when it ends the tree; the owner removes it, or we do."""
 
@@ -224,11 +229,20 @@ class DumpWork:
         self.interruption.check()
         saved = captured_files.save_link_remaps(partial.criu, partial.files, captured_files.deleted_files(tree))
         self._judge_again(tree)
-        return Capture(partial, said, saved, tree)
+        files = self._save_files(tree, partial)
+        return Capture(partial, said, saved, files, tree)
 
-    def _judge_again(self, tree: Tree) -> None:
+    def _save_files(self, tree: Tree, partial: PartialImage) -> SavedFiles:
+        files = openfiles.save(self.request, tree, partial.files, self.interruption.check)
+        if files.left:
+            self._judge_again(tree, files.left)
+        self.captured_files = files.in_words()
+        return files
+
+    def _judge_again(self, tree: Tree, not_captured: dict[str, str] | None = None) -> None:
         """Between the first look and the freeze the tree ran on: what it became must pass the checks as well."""
-        findings = checks.judge(checks.DUMP_CHECKS, replace(self.facts, tree=tree), self.request.allow)
+        now = replace(self.facts, tree=tree, not_captured=not_captured or {})
+        findings = checks.judge(checks.DUMP_CHECKS, now, self.request.allow)
         self.findings = findings
         refusal = checks.refusal(findings)
         if refusal is not None:
@@ -268,6 +282,7 @@ class DumpWork:
         partial.sync_parts()
         check()
         seconds = {**capture.said["seconds"], **(done["seconds"] if done else {})}
+        seconds |= {"files": capture.files.seconds} if capture.files.files else {}
         seconds["publish"] = time.monotonic() - began
         self.manifest = self._manifest(capture, content, seconds, done)
         partial.publish(manifests.encode(self.manifest))
@@ -284,7 +299,7 @@ class DumpWork:
         tree = capture.tree
         return Manifest(
             format=manifests.FORMAT,
-            requires=content.requires,
+            requires=(*content.requires, *(("open-files",) if capture.files.files else ())),
             image_id=uuid.uuid4().hex,
             created=time.time(),
             gpuckpt=__version__,
@@ -294,7 +309,7 @@ class DumpWork:
                 self.facts, run_id=capture.said.get("run_id") or inventory.run_id, lsm=inventory.lsm
             ),
             parts=content.parts,
-            captured=capture.saved,
+            captured=(*capture.saved, *(one.captured for one in capture.files.files)),
             stopped=tree.stopped,
             handed_over_stopped=bool(tree.cuda),
             cuda=tuple(CudaSuspension(m.id, m.restore_tid, m.memory_bytes) for m in dumporder.members(tree)),
@@ -327,6 +342,7 @@ class DumpWork:
             "seconds": {**self.manifest.seconds, **done["seconds"]},
             "frozen_seconds": done.get("frozen_seconds", self.manifest.frozen_seconds),
             "stopped_seconds": done.get("stopped_seconds", self.manifest.stopped_seconds),
+            "captured_files": self.captured_files,
             **self._restorable(),
             "notes": list(dict.fromkeys((*self.manifest.notes, *self.notes)))
             + [f"ended, not yet reaped: {why}" for why in done.get("not_reaped", ())],
@@ -337,9 +353,9 @@ class DumpWork:
         """Whether the image can be restored as it is, however long the job that was left running goes on."""
         assert self.manifest is not None  # noqa: S101 - published
         written = checks.writable_files(self.manifest.tree) if self.request.leave_running else ()
-        if not written:
-            return {"restorable": "yes"}
-        return {"restorable": "with-files", "needs_files": {file.path: file.size for file in written}}
+        captured = {one["path"] for one in self.captured_files}
+        needed = {file.path: file.size for file in written if file.path not in captured}
+        return {"restorable": "with-files", "needs_files": needed} if needed else {"restorable": "yes"}
 
     def _abort(self, owner: OwnerHandle, trouble: Exception) -> Report:
         """Before the commit: tell the owner to undo, and say what it saw. After it: the image decides."""

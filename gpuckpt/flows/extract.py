@@ -11,6 +11,7 @@ from gpuckpt.flows import verifying
 from gpuckpt.flows.leandir import PackedMemory, is_packed
 from gpuckpt.images import lean
 from gpuckpt.model.errors import NotFound, Refused
+from gpuckpt.model.manifest import OPEN
 from gpuckpt.system import criu
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ def _commands(image: Image, target: Path) -> Iterator[str]:
     manifest = image.manifest
     for one in manifest.captured:
         install = ["install", "-m", f"{one.mode:o}", "-o", str(one.uid), "-g", str(one.gid)]
-        yield shlex.join([*install, str(image.part(one.part)), one.path])
+        made = shlex.join([*install, str(image.part(one.part)), one.path])
+        # A file that the job had open may be a newer one here: that is for a person to decide.
+        yield f"test -e {shlex.quote(one.path)} || {made}" if one.reason == OPEN else made
     inherited = [(one.fd, one.key) for one in manifest.tree.outside_stdio if one.kind != "tty"]
     yield shlex.join(criu.by_hand_argv("criu", target, manifest.criu, inherited=inherited))
     yield from _resume(manifest)

@@ -28,8 +28,9 @@ from gpuckpt.system import commands, procfs
 from gpuckpt.system.files import unsafe_places
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
+    from gpuckpt.checks.facts import CapturedHere
     from gpuckpt.flows.machine import Machine
     from gpuckpt.model.facts import CudaProcess
     from gpuckpt.model.manifest import Manifest
@@ -211,7 +212,9 @@ def _cgroup_rooms(pid: int) -> list[MemoryLimit]:
     ]
 
 
-def restore_facts(request: RestoreRequest, manifest: Manifest, machine: Machine) -> RestoreFacts:
+def restore_facts(
+    request: RestoreRequest, manifest: Manifest, machine: Machine, captured_here: Mapping[str, CapturedHere]
+) -> RestoreFacts:
     """All that a restore of this manifest is judged by."""
     here = host(machine)
     tcp = request.tcp or manifest.tcp
@@ -233,6 +236,7 @@ def restore_facts(request: RestoreRequest, manifest: Manifest, machine: Machine)
         unsafe_ancestors=unsafe_places(request.image, os.geteuid()),
         gpu_holders=_gpu_holders(here) if manifest.cuda else {},
         lsm=procfs.security_modules(),
+        captured_here=captured_here,
     )
 
 

@@ -99,7 +99,7 @@ def _carry_out(
     finally:
         run.finish(keep=False)
     if leftover is not None and said is not None and said["state"] != "frozen":
-        runs.remove(leftover.directory)
+        runs.settle(leftover.directory)
     return said
 
 

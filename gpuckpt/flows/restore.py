@@ -3,7 +3,8 @@
 steps, and what kill -9 of this process at each leaves (the owner's steps: owner/restoring.py):
 
 1. open, verify every part, judge, plan   nothing was touched
-2. lean directory, captured files          files under their own names, which the next restore uses
+2. lean directory, captured files          link-remap files, which the next restore uses; files that were put back,
+                                           replaced or cut are as before once another run has found the journal of it
 3. owner: CRIU up to the gate               the owner turns CRIU away: nothing is left of the tree
 4. memory into the tree the owner holds     the owner ends the held tree: nothing is left of it
 5. owner: CUDA restore, let go              the owner goes on by itself: a whole, running tree, or none
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt import checks
-from gpuckpt.flows import gather, injecting, settle, verifying
+from gpuckpt.flows import gather, injecting, openfiles, settle, verifying
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.conversation import (
     REAP_SECONDS,
@@ -34,7 +35,6 @@ from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.flows.jobwait import JobWait
 from gpuckpt.flows.leandir import LeanDirectory, PackedMemory, Preparation, is_packed
 from gpuckpt.flows.places import require_places
-from gpuckpt.images import captured as captured_files
 from gpuckpt.images import criuformat, timers
 from gpuckpt.model.errors import (
     GpuckptError,
@@ -56,15 +56,16 @@ from gpuckpt.system.terminal import PtyRelay
 
 if TYPE_CHECKING:
     from gpuckpt.checks import RestoreFacts
+    from gpuckpt.checks.facts import CapturedHere
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
+    from gpuckpt.flows.openfiles import FilesInPlace
     from gpuckpt.images.memory import MemoryPlan
     from gpuckpt.model.facts import Stdio
     from gpuckpt.model.manifest import CriuOptions, Manifest
     from gpuckpt.model.requests import RestoreRequest
     from gpuckpt.owner.runs import Run
     from gpuckpt.stores.directory import Image
-    from gpuckpt.system.files import Placed
 
 
 NO_CUDA = "--huge-pages did nothing: no process of the image uses CUDA"
@@ -78,7 +79,7 @@ def restore(request: RestoreRequest, machine: Machine, interruption: Interruptio
         machine.listener(Event("verify", "begin"))
         _verify(image, request, interruption)
         notes = [] if request.dry_run else _clear(request, image, machine)
-        facts = gather.restore_facts(request, image.manifest, machine)
+        facts = gather.restore_facts(request, image.manifest, machine, _compare(image, interruption))
         findings = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
         refusal = checks.refusal(findings)
         plan = {
@@ -86,6 +87,7 @@ def restore(request: RestoreRequest, machine: Machine, interruption: Interruptio
             "image_id": image.manifest.image_id,
             "root_pid": image.manifest.tree.root.pid,
             "pids": list(image.manifest.tree.pids),
+            "files": [{"path": act.file.path, "act": act.kind} for act in checks.file_acts(facts)],
         }
         if refusal:
             return Report("restore", "refused", "untouched", plan, findings, refusal)
@@ -114,6 +116,13 @@ def _verify(image: Image, request: RestoreRequest, interruption: Interruption) -
         raise _interrupted(trouble, "nothing was touched") from None
 
 
+def _compare(image: Image, interruption: Interruption) -> dict[str, CapturedHere]:
+    try:
+        return openfiles.compare(image, interruption.check)
+    except BrokenOff as trouble:
+        raise _interrupted(trouble, "nothing was touched") from None
+
+
 @dataclass
 class RestoreWork:
     """One restore at work, after its checks have passed."""
@@ -129,8 +138,10 @@ class RestoreWork:
     relay: PtyRelay | None = None
     streams: dict[int, int] = field(default_factory=dict)
     """With --wait: our own standard streams -> the descriptors under which the owner has them."""
-    put_back: list[Placed] = field(default_factory=list)
-    captured_lock: int | None = None
+    files: FilesInPlace | None = None
+    """What was put back or changed on this host."""
+    not_undone: list[str] = field(default_factory=list)
+    """What a failed restore could not take back of its changes to files, in words."""
     notes: list[str] = field(default_factory=list)
     packed: PackedMemory | None = None
     lean: LeanDirectory | None = None
@@ -142,10 +153,17 @@ class RestoreWork:
 
     def perform(self) -> Report:
         """Let the owner build the tree; what was put in place for it goes again when that fails."""
+        try:
+            return self._perform()
+        except GpuckptError as error:
+            error.hint = "; ".join(part for part in (error.hint, *self.not_undone) if part)
+            raise
+
+    def _perform(self) -> Report:
         came_up = False
         try:
             self.packed = PackedMemory(self.image) if is_packed(self.image) else None
-            self._put_files_back()
+            self._put_files_in_place()
             if self.request.wait and checks.needs_terminal(self.manifest.tree):
                 self.relay = PtyRelay()
             if self.request.wait:
@@ -156,7 +174,7 @@ class RestoreWork:
                 try:
                     said = self._build(owner)
                     came_up = True
-                    self._end_of_captured_files()
+                    self.notes += self.files.keep() if self.files is not None else []
                     return self._watch(owner, said)
                 finally:
                     owner.channel.close()
@@ -173,24 +191,16 @@ class RestoreWork:
                 self.relay.close()
             if self.packed is not None:
                 self.packed.close()
-            if not came_up:
-                captured_files.remove(self.put_back)
-            self._end_of_captured_files()
+            if self.files is not None:
+                self.not_undone = [] if came_up else self.files.take_back()
+                self.files.close()
 
-    def _put_files_back(self) -> None:
-        """Put the captured files in place; another restore that needs the same names waits until CRIU has ended."""
-        if not self.manifest.captured:
-            return
+    def _put_files_in_place(self) -> None:
+        self.files = openfiles.FilesInPlace(self.image, self.run, self.interruption.check)
         try:
-            self.captured_lock = runs.alone_with_captured_files(self.interruption.check)
+            self.files.put(checks.file_acts(self.facts))
         except BrokenOff as trouble:
-            raise _interrupted(trouble, "nothing was touched") from None
-        self.put_back = captured_files.put_back(self.image.root, self.manifest.captured)
-
-    def _end_of_captured_files(self) -> None:
-        if self.captured_lock is not None:
-            os.close(self.captured_lock)
-            self.captured_lock = None
+            raise _interrupted(trouble, "all files are as before") from None
 
     def _build(self, owner: OwnerHandle) -> dict[str, Any]:
         try:
@@ -334,6 +344,7 @@ class RestoreWork:
             "cgroup": said.get("cgroup"),
             "bytes_injected": self.lean.bytes_injected,
             "bytes_by_criu": self.lean.bytes_by_criu,
+            "files": self.files.done if self.files is not None else [],
             "notes": self.notes,
         }
         if self.request.wait:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from gpuckpt.flows.leandir import PACKS, PackedMemory, is_packed
 from gpuckpt.images import criuformat, lean
 from gpuckpt.model.errors import ImageCorrupt
+from gpuckpt.model.manifest import LINK_REMAP
 from gpuckpt.stores import directory
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def _is_pack(part: str) -> bool:
 
 def _all_frames_first(image: Image, request: RestoreRequest) -> bool:
     """With a dry run there is no later moment; otherwise where a failed restore would leave something changed."""
-    if request.dry_run or image.manifest.captured:
+    if request.dry_run or any(captured.reason == LINK_REMAP for captured in image.manifest.captured):
         return True
     if (request.tcp or image.manifest.tcp) != "keep":
         return False

@@ -1,7 +1,7 @@
-"""Files that must travel with the image: saved while the tree stands still, put back before CRIU restores.
+"""CRIU's link-remap files: saved while the tree stands still, put back before CRIU restores.
 
-Today these are CRIU's link-remap files: a deleted name of a file that has another name still (every
-POSIX semaphore is one). CRIU makes a temporary hard link, which it deletes when the tree goes on, and
+The tree has a file open whose name was deleted while another name of it stays (every POSIX semaphore is
+one). CRIU makes a temporary hard link, which it deletes when the tree goes on, and
 which no other host has. CRIU counts their names from 1 in every dump: another job's may stand in the way.
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from gpuckpt.images import criuformat
 from gpuckpt.model.errors import DumpFailed, RestoreFailed
-from gpuckpt.model.manifest import CapturedFile
+from gpuckpt.model.manifest import LINK_REMAP, CapturedFile
 from gpuckpt.system.files import Placed, open_plain, placed
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from gpuckpt.model.facts import Tree
 
-REASON = "link-remap"
 CHUNK_BYTES = 1 << 20
 
 
@@ -65,7 +64,7 @@ def _save(source: Path, target: Path, directory_name: str, known: Collection[tup
     return CapturedFile(
         path=str(source),
         part=f"{directory_name}/{target.name}",
-        reason=REASON,
+        reason=LINK_REMAP,
         mode=seen.st_mode & 0o7777,
         uid=seen.st_uid,
         gid=seen.st_gid,

@@ -93,7 +93,7 @@ class OpenFile:
 
     path: str
     uses: tuple[str, ...]
-    """'1234 fd 3', '1234 map', '1234 map shared-write', '1234 exe', '1234 cwd', '1234 root'."""
+    """'1234 fd 3', '1234 map', '1234 map exec', '1234 map shared-write', '1234 exe', '1234 cwd', '1234 root'."""
     size: int
     mode: int
     """st_mode, type bits included."""

@@ -7,6 +7,8 @@ reader must know. The digest in the last key covers the canonical form of everyt
 from __future__ import annotations
 
 import json
+import re
+import stat
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -14,14 +16,21 @@ from typing import Any
 import blake3
 
 from gpuckpt.model.errors import ImageCorrupt, ImageTooNew
-from gpuckpt.model.facts import Host, ProcessId, Tree
+from gpuckpt.model.facts import Host, OpenFile, ProcessId, Tree
 from gpuckpt.model.jsonform import FormError, from_json, to_json
 
 NAME = "manifest.json"
 FORMAT = 1
 OLDEST_FORMAT = 1
-KNOWN_FEATURES = frozenset({"criu-files", "packs"})
-"""criu-files: pages lie in criu/pages-*.img as CRIU wrote them; packs: in packs/, see images/packindex.py."""
+KNOWN_FEATURES = frozenset({"criu-files", "packs", "open-files"})
+"""criu-files: pages lie in criu/pages-*.img as CRIU wrote them; packs: in packs/, see images/packindex.py;
+open-files: files/ holds files that the tree had open (OPEN)."""
+
+LINK_REMAP = "link-remap"
+"""Why a file was captured: CRIU made this further name of a deleted file, see images/captured.py."""
+
+OPEN = "open"
+"""Why a file was captured: the tree had it open or mapped, and it may be another one by the restore."""
 
 MAX_BYTES = 64 << 20
 """A longer manifest is refused before it is parsed: it is read whole, from files that may be hostile."""
@@ -55,7 +64,7 @@ class CapturedFile:
     part: str
     """Its path below the image directory."""
     reason: str
-    """'link-remap' …"""
+    """LINK_REMAP or OPEN."""
     mode: int
     uid: int
     gid: int
@@ -270,13 +279,53 @@ def _check_paths(manifest: Manifest, where: str) -> None:
                 f"{where}: the part path {path[:MAX_MESSAGE]!r} is not allowed", "do not restore this image"
             )
         seen.add(path)
+    taken: set[str] = set()
+    sizes = {part.path: part.size for part in manifest.parts}
     for captured in manifest.captured:
-        names = [captured.path, *([captured.linked_to] if captured.linked_to else [])]
-        if captured.part not in seen or not all(_is_plain_absolute(name) for name in names):
+        if captured.path in taken or captured.part not in seen or not _may_be_captured(captured, sizes, manifest.tree):
             raise ImageCorrupt(
                 f"{where}: the captured file {captured.path[:MAX_MESSAGE]!r} is not allowed",
                 "do not restore this image",
             )
+        taken.add(captured.path)
+
+
+_LINK_REMAP_NAME = re.compile(r"link_remap\.\d+")
+MAX_OWNER = 2**32 - 1
+"""This number itself means "leave it as it is" to chown(2)."""
+
+SET_ID = stat.S_ISUID | stat.S_ISGID
+
+
+def _may_be_captured(captured: CapturedFile, sizes: dict[str, int], tree: Tree) -> bool:
+    """A restore, as root, makes this file: it must be one that the tree had, and give nobody new rights."""
+    names = [captured.path, *([captured.linked_to] if captured.linked_to else [])]
+    owners = 0 <= captured.uid < MAX_OWNER and 0 <= captured.gid < MAX_OWNER
+    if not owners or not all(_is_plain_absolute(name) for name in names):
+        return False
+    if captured.reason == OPEN:
+        return not captured.linked_to and any(_is_it(captured, sizes[captured.part], file) for file in tree.files)
+    return captured.reason == LINK_REMAP and _is_link_remap(captured, tree)
+
+
+def _is_it(captured: CapturedFile, size: int, file: OpenFile) -> bool:
+    alike = (captured.path, captured.mode, captured.uid, captured.gid, size) == (
+        file.path,
+        stat.S_IMODE(file.mode),
+        file.uid,
+        file.gid,
+        file.size,
+    )
+    return alike and stat.S_ISREG(file.mode) and not file.deleted and not file.mode & SET_ID
+
+
+def _is_link_remap(captured: CapturedFile, tree: Tree) -> bool:
+    """In the directory of a file of the tree, deleted or (NFS keeps a name for those) not, under a name of CRIU's."""
+    path = PurePosixPath(captured.path)
+    directories = {PurePosixPath(file.path).parent for file in tree.files}
+    beside = not captured.linked_to or PurePosixPath(captured.linked_to).parent == path.parent
+    named = _LINK_REMAP_NAME.fullmatch(path.name) is not None
+    return named and beside and path.parent in directories and 0 <= captured.mode <= 0o7777
 
 
 def _is_plain_absolute(path: str) -> bool:

@@ -15,7 +15,10 @@ Verdict = Literal["pass", "fail", "unknown"]
 Severity = Literal["note", "warn", "block"]
 Outcome = Literal["ok", "refused", "failed", "planned", "partial"]
 
-PHASES = ("lock", "gpu_to_host", "freeze", "capture", "publish", "resume", "criu", "inject", "host_to_gpu", "ready")
+PHASES = (
+    *("lock", "gpu_to_host", "freeze", "capture", "files", "publish", "resume"),
+    *("criu", "inject", "host_to_gpu", "ready"),
+)
 
 
 @dataclass(frozen=True, slots=True)

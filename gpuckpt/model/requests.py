@@ -37,6 +37,8 @@ class DumpRequest:
     """An older image: what it holds already is shared with it, not written again."""
     huge_pages: bool = False
     """Set the host to transparent huge pages while the GPU memory is copied."""
+    capture_files: tuple[str, ...] = ()
+    """'writable', 'all', 'none', absolute paths and patterns; empty: what is right for `leave_running`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,10 @@ class RestoreRequest:
     """Let CRIU restore all memory from files, as it does alone."""
     huge_pages: bool = False
     """As DumpRequest.huge_pages."""
+    overwrite_files: bool = False
+    """Captured files take the place of those that are here and differ."""
+    truncate_files: bool = False
+    """Files that only grew since the dump are cut to the size they had."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from gpuckpt.model.errors import Busy, MachineLacks
 from gpuckpt.model.facts import ProcessId
 from gpuckpt.owner import gate, halfbuilt
 from gpuckpt.owner import journal as journals
-from gpuckpt.system import procfs
+from gpuckpt.system import filechanges, procfs
 from gpuckpt.system.files import placed_from
 
 if TYPE_CHECKING:
@@ -158,8 +158,7 @@ def _others(*, tidy: bool = True) -> Iterator[_Other]:
         ids = tuple(ProcessId(pid, ticks) for pid, ticks in said.get("ids", ()))
         if not locked and not _matters(directory, said.get("operation", ""), ids):
             if tidy:
-                _remove_litter(directory)
-                remove(directory)
+                settle(directory)
             continue
         yield _Other(directory, said.get("operation", "?"), said.get("pid", 0), said.get("since", 0.0), ids, locked)
 
@@ -211,8 +210,21 @@ def remove_if_settled(directory: Path) -> None:
     said = _read_card(directory)
     ids = tuple(ProcessId(pid, ticks) for pid, ticks in said.get("ids", ()))
     if said and not _matters(directory, said.get("operation", ""), ids):
-        _remove_litter(directory)
-        remove(directory)
+        settle(directory)
+
+
+def settle(directory: Path) -> None:
+    """Put right what an ended run that holds nothing has left outside its directory, and remove that."""
+    _remove_litter(directory)
+    _take_files_back(directory)
+    remove(directory)
+
+
+def _take_files_back(directory: Path) -> None:
+    """A restore whose tree never came alive has changed no file."""
+    whole = journals.read(directory).has("let-go") and halfbuilt.came_alive(directory / CRIU_LOG)
+    if not whole:
+        filechanges.undo(directory)
 
 
 def _remove_litter(directory: Path) -> None:

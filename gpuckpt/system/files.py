@@ -70,26 +70,36 @@ def open_plain(path: str | os.PathLike[str]) -> int:
     return descriptor
 
 
-def rename_to_new(source: Path, target: Path) -> None:
+def rename_to_new(source: str | Path, target: str | Path, directory_fd: int | None = None) -> None:
     """Rename; raises FileExistsError where anything, an empty directory included, stands at `target`. Raises OSError.
 
-    Some file systems (NFS) and old C libraries cannot do it in one step: there it is looked at first.
+    With `directory_fd` both are names in that directory. Some file systems (NFS) and old C libraries cannot do it in
+    one step: there it is looked at first.
     """
-    number = _rename_no_replace(source, target)
+    number = _rename_no_replace(source, target, AT_FDCWD if directory_fd is None else directory_fd)
     if number in UNSUPPORTED:
-        if os.path.lexists(target):
+        if _stands_there(target, directory_fd):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
-        source.rename(target)
+        os.rename(source, target, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
     elif number:
         raise OSError(number, os.strerror(number), str(source), None, str(target))
 
 
-def _rename_no_replace(source: Path, target: Path) -> int:
+def _stands_there(name: str | Path, directory_fd: int | None) -> bool:
+    try:
+        os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _rename_no_replace(source: str | Path, target: str | Path, directory_fd: int) -> int:
     """0 or the error's number."""
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return errno.ENOSYS
-    done = call(AT_FDCWD, os.fsencode(source), AT_FDCWD, os.fsencode(target), ctypes.c_uint(RENAME_NOREPLACE))
+    flags = ctypes.c_uint(RENAME_NOREPLACE)
+    done = call(directory_fd, os.fsencode(source), directory_fd, os.fsencode(target), flags)
     return 0 if done == 0 else ctypes.get_errno()
 
 

@@ -162,8 +162,15 @@ IMAGE: Cases = {
         dump(image_parent_mode=stat.S_IFDIR | 0o1777), dump(image_parent_mode=stat.S_IFDIR | 0o777), ("0777",)
     ),
     "disk-space": Case(FINE, dump(image_space_bytes=GIB), ("1.0 GiB free",)),
+    "capture-files": Case(
+        dump(tree(files=(LOG,)), ask_capture_files=("/srv/job/state.db",)),
+        dump(tree(files=(LOG,)), ask_capture_files=("/srv/job/state.db", "/srv/job/other")),
+        ("/srv/job/other: the tree has no such file open",),
+    ),
     "left-files": Case(
-        dump(ask_leave_running=True), dump(tree(files=(LOG,)), ask_leave_running=True), ("/srv/job/state.db",)
+        dump(tree(files=(LOG,)), ask_leave_running=True),
+        dump(tree(files=(LOG,)), ask_leave_running=True, ask_capture_files=("none",)),
+        ("/srv/job/state.db",),
     ),
 }
 

@@ -76,12 +76,18 @@ IMAGE: Cases = {
 }
 
 DATA = "/srv/job/data.bin"
+CAPTURED = CapturedFile(DATA, "files/open-0", "open", 0o644, 0, 0, 1000 * 10**9)
 PYTHON = "/usr/bin/python3"
 FILES_HERE = {entry.path: entry for entry in tree().files}
 FILES: Cases = {
     "files-missing": Case(FINE, restore(files={DATA: None, PYTHON: None}), (DATA, PYTHON, "1000 exe")),
     "directories": Case(FINE, restore(files={"/srv/job": None}), ("/srv/job", "1000 cwd")),
     "files-size": Case(FINE, restore(files={DATA: file(DATA, size=9000)}), (DATA, "9000", "4096")),
+    "files-changed": Case(
+        restore(made_captured=(CAPTURED,), captured_here={DATA: "same"}),
+        restore(made_captured=(CAPTURED,), captured_here={DATA: "other"}),
+        (DATA,),
+    ),
     "files-build": Case(
         FINE, restore(files={PYTHON: file(PYTHON, mode=stat.S_IFREG | 0o755, build_id="cd34")}), ("cd34", "ab12")
     ),

@@ -27,7 +27,7 @@ from checkfacts import (
     with_socket,
 )
 
-from gpuckpt.checks import DUMP_CHECKS, MemoryLimit
+from gpuckpt.checks import DUMP_CHECKS, MemoryLimit, chosen_files
 from gpuckpt.checks.check import size, version
 from gpuckpt.model.facts import GpuMapping, GpuUse, Socket, Stdio, Surroundings
 
@@ -350,3 +350,71 @@ def test_streams_whose_other_end_stays_behind_are_a_warning(entry, parent, words
     stays = judged("stdio", dump(job, ask_leave_running=True))
     assert stays.severity == "note"
     assert stays.hint.startswith("nothing now; the restore will need ")
+
+
+WRITTEN = file("/srv/job/log", flags=0o1)
+APPENDED = file("/srv/job/append", flags=0o2001)
+MAPPED = file("/srv/job/map", uses=("1000 map shared-write",))
+READ = file("/srv/job/read", flags=0o0)
+CODE = file("/usr/lib/x.so", uses=("1000 map", "1000 map exec"))
+SET_ID = file("/srv/job/setuid", flags=0o2, mode=stat.S_IFREG | stat.S_ISUID | 0o755)
+GONE = file("/srv/job/gone", flags=0o2, deleted=True)
+KERNEL = file("/sys/kernel/mm/x", flags=0o2)
+FILES = tree(files=(WRITTEN, APPENDED, MAPPED, READ, CODE, SET_ID, GONE, KERNEL))
+
+
+@pytest.mark.parametrize(
+    ("words", "leave_running", "names"),
+    [
+        ((), False, ""),
+        ((), True, "append log map"),
+        (("none",), True, ""),
+        (("writable",), False, "append log map"),
+        (("all",), False, "append log map read"),
+        (("/srv/job/[lr]*",), False, "log read"),
+        (("/srv/job/read", "writable"), True, "append log map read"),
+        (("/srv/*",), False, "append log map read"),
+        (("/usr/lib/x.so",), False, "x.so"),
+    ],
+)
+def test_which_files_are_saved(words, leave_running, names):
+    request = dump(FILES, ask_capture_files=words, ask_leave_running=leave_running).request
+    found = chosen_files(request, FILES)
+    assert " ".join(sorted(one.path.rpartition("/")[2] for one in found.files)) == names
+    assert found.asked == bool(words)
+
+
+def test_unasked_the_largest_are_left():
+    small, large = replace(WRITTEN, size=GIB // 2), replace(MAPPED, size=GIB * 3 // 4)
+    job = tree(files=(large, small))
+    found = judged("left-files", dump(job, ask_leave_running=True))
+    assert found.verdict == "fail"
+    assert large.path in found.found and small.path not in found.found
+    assert verdict("left-files", dump(job, ask_leave_running=True, ask_capture_files=("writable",))) == "pass"
+
+
+def test_what_could_not_be_saved_is_named_with_the_reason():
+    facts = dump(tree(files=(WRITTEN,)), ask_leave_running=True, not_captured={WRITTEN.path: "the disk is full"})
+    assert "the disk is full" in judged("left-files", facts).found
+
+
+def test_files_for_the_image_need_room():
+    large = replace(WRITTEN, blocks_bytes=600 * GIB)
+    assert verdict("disk-space", dump(tree(files=(large,)))) == "pass"
+    assert verdict("disk-space", dump(tree(files=(large,)), ask_capture_files=("all",))) == "fail"
+
+
+@pytest.mark.parametrize(
+    ("word", "why", "severity"),
+    [
+        ("/srv/job/none", "no such file open", "block"),
+        ("/srv/job/setuid", "setuid", "block"),
+        ("/srv/job/gone", "deleted", "block"),
+        ("/sys/kernel/mm/x", "no regular file", "block"),
+        ("/etc/*", "no such file open", "warn"),
+    ],
+)
+def test_what_cannot_be_saved_is_said(word, why, severity):
+    found = judged("capture-files", dump(FILES, ask_capture_files=(word, "/srv/job/log")))
+    assert (found.verdict, found.severity) == ("fail", severity)
+    assert f"{word}: " in found.found and why in found.found

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cases_restore import DATA, OTHER_GPUS, SWAPPED
+from cases_restore import CAPTURED, DATA, OTHER_GPUS, SWAPPED
 from checkfacts import (
     GPU0,
     LISTENING,
@@ -28,6 +28,7 @@ from checkfacts import (
 )
 
 from gpuckpt.checks import (
+    file_acts,
     needed_addresses,
     needed_ids,
     needed_paths,
@@ -196,3 +197,100 @@ def test_a_gpu_map_for_an_image_without_gpu_is_a_warning():
     found = judged("gpu-map", restore(ask_gpu_map={"0": "1"}))
     assert (found.verdict, found.severity) == ("fail", "warn")
     assert judged("gpu-map", restore()) is None
+
+
+BIG = file(DATA, size=9000)
+LOG = file(DATA, flags=os.O_WRONLY)
+APPENDED = file(DATA, flags=os.O_WRONLY | os.O_APPEND)
+
+
+@pytest.mark.parametrize(
+    ("at_the_dump", "here", "compared", "acts"),
+    [
+        # missing, as it was, grown, another: with no option, --truncate-files, --overwrite-files, both
+        (LOG, None, None, ("put", "put", "put", "put")),
+        (LOG, LOG, "same", ("", "", "", "")),
+        (LOG, BIG, "grown", ("", "cut", "replace", "cut")),
+        (LOG, BIG, "other", ("", "", "replace", "replace")),
+        (LOG, LOG, "other", ("", "", "replace", "replace")),
+        (APPENDED, BIG, "grown", ("", "cut", "replace", "cut")),
+        (APPENDED, BIG, "other", ("", "", "replace", "replace")),
+        # What could not be read is not the same.
+        (LOG, LOG, None, ("", "", "replace", "replace")),
+    ],
+)
+def test_what_is_done_to_a_captured_file(at_the_dump, here, compared, acts):
+    found = []
+    for truncate, overwrite in ((False, False), (True, False), (False, True), (True, True)):
+        facts = restore(
+            tree(files=(at_the_dump,)),
+            made_captured=(CAPTURED,),
+            files={DATA: here},
+            captured_here={DATA: compared} if compared else {},
+            ask_truncate_files=truncate,
+            ask_overwrite_files=overwrite,
+        )
+        found.append(next((act.kind for act in file_acts(facts)), ""))
+        judged_well = {verdict("files-size", facts), verdict("files-changed", facts), verdict("files-missing", facts)}
+        fine = compared == "same" or found[-1] or at_the_dump is APPENDED
+        assert (judged_well == {"pass"}) == bool(fine)
+    assert tuple(found) == acts
+
+
+@pytest.mark.parametrize(
+    ("at_the_dump", "here", "acts"),
+    [
+        (LOG, BIG, ["cut"]),
+        (APPENDED, BIG, ["cut"]),
+        (replace(LOG, uses=("1000 map shared-write",), flags=None), BIG, ["cut"]),
+        # The job only reads it: what it grew by is somebody else's.
+        (file(DATA, flags=os.O_RDONLY), BIG, []),
+        (replace(LOG, build_id="ab"), BIG, []),
+        (LOG, file(DATA, size=1), []),
+        (LOG, None, []),
+    ],
+)
+def test_what_is_done_to_a_file_that_is_not_in_the_image(at_the_dump, here, acts):
+    facts = restore(tree(files=(at_the_dump,)), files={DATA: here}, ask_truncate_files=True, ask_overwrite_files=True)
+    assert [act.kind for act in file_acts(facts)] == acts
+
+
+def test_a_file_that_is_replaced_may_have_any_owner_and_mode():
+    others = replace(LOG, mode=0o100600, uid=1000, size=1)
+    asked = {"made_captured": (CAPTURED,), "files": {DATA: others}, "captured_here": {DATA: "other"}}
+    one = tree(files=(LOG,))
+    assert verdict("files-mode", restore(one, **asked)) == verdict("files-owner", restore(one, **asked)) == "fail"
+    facts = restore(one, **asked, ask_overwrite_files=True)
+    assert verdict("files-mode", facts) == verdict("files-owner", facts) == "pass"
+
+
+def test_no_file_is_put_into_a_directory_that_is_not_there():
+    made = {"made_captured": (CAPTURED,)}
+    found = judged("directories", restore(tree(files=(LOG,)), files={DATA: None, "/srv/job": None}, **made))
+    assert (found.verdict, found.hint) == ("fail", "make each, with the owner it had: mkdir -p /srv/job")
+    assert DATA in found.found
+    linked = {DATA: None, "/srv/job": replace(tree().files[1], resolved="/home/x")}
+    assert "link" in judged("directories", restore(tree(files=(LOG,)), files=linked, **made)).found
+    assert "/srv/job" in needed_paths(manifest(tree(files=(LOG,)), captured=(CAPTURED,)))
+
+
+def test_an_option_is_named_only_where_it_helps():
+    shrunk = restore(tree(files=(LOG,)), files={DATA: file(DATA, size=1)})
+    assert "--" not in judged("files-size", shrunk).hint
+    grown = judged("files-size", restore(tree(files=(LOG,)), files={DATA: BIG})).hint
+    assert "--truncate-files" in grown and "not known" in grown and "--overwrite" not in grown
+
+
+@pytest.mark.parametrize("path", ["/proc/sys/kernel/core_pattern", "/sys/kernel/x"])
+def test_files_of_the_kernel_are_never_changed(path):
+    """Whatever a forged manifest says of them."""
+    one = replace(LOG, path=path)
+    facts = restore(
+        tree(files=(one,)),
+        made_captured=(replace(CAPTURED, path=path),),
+        files={path: replace(one, size=9000)},
+        captured_here={path: "grown"},
+        ask_truncate_files=True,
+        ask_overwrite_files=True,
+    )
+    assert file_acts(facts) == ()

@@ -199,10 +199,81 @@ def test_a_part_named_twice():
         {"path": "/"},
         {"linked_to": "relative"},
         {"linked_to": "/srv/../../etc/x"},
+        # Nothing but a name of CRIU's, beside a file that the tree had.
+        {"path": "/etc/cron.d/link_remap.1"},
+        {"path": "/srv/job/passwd"},
+        {"linked_to": "/etc/passwd"},
+        {"reason": "open"},
+        {"reason": "whatever"},
+        {"uid": -1},
+        {"gid": 2**32 - 1},
+        {"mode": 0o10000},
     ],
 )
 def test_a_captured_file_outside(change):
     _corrupt(_with(captured=[{**BODY["captured"][0], **change}]), "captured file")
+
+
+LOG = next(file for file in BODY["tree"]["files"] if file["path"] == "/srv/job/log")
+OPEN = {
+    "path": LOG["path"],
+    "part": "files/open-0",
+    "reason": "open",
+    "linked_to": "",
+    "mode": LOG["mode"] & 0o7777,
+    "uid": LOG["uid"],
+    "gid": LOG["gid"],
+    "mtime_ns": 10**18,
+}
+
+
+def _with_open(captured: list[dict], size: int = LOG["size"], **of_the_file: object) -> bytes:
+    """A manifest with an open file in it, of which the tree's facts are changed as well."""
+    tree = copy.deepcopy(BODY["tree"])
+    for file in tree["files"]:
+        if file["path"] == LOG["path"]:
+            file.update(of_the_file)
+    parts = [*BODY["parts"], {"path": "files/open-0", "size": size, "blake3": "0" * 64}]
+    return _with(captured=captured, parts=parts, tree=tree, requires=["criu-files", "open-files"])
+
+
+def test_an_open_file_is_read():
+    (one,) = manifests.decode(_with_open([OPEN]), "manifest.json").captured
+    assert (one.path, one.reason) == (LOG["path"], "open")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"path": "/etc/passwd"},
+        {"path": "/srv/job"},
+        {"path": "/srv/job/./log"},
+        {"path": "/srv/job/linked"},  # deleted: CRIU has it
+        {"mode": 0o777},
+        {"uid": 1000},
+        {"gid": 1000},
+        {"linked_to": "/srv/job/other"},
+        {"part": "files/open-1"},
+        {"part": "files/0"},  # of another size
+        {"reason": "link-remap"},
+    ],
+)
+def test_an_open_file_that_the_tree_had_not(change):
+    _corrupt(_with_open([{**OPEN, **change}]), "captured file")
+
+
+@pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFLNK, stat.S_IFSOCK, stat.S_IFDIR])
+def test_an_open_file_that_is_none(kind):
+    _corrupt(_with_open([OPEN], mode=kind | LOG["mode"] & 0o7777), "captured file")
+
+
+@pytest.mark.parametrize("bit", [stat.S_ISUID, stat.S_ISGID, stat.S_ISUID | stat.S_ISGID])
+def test_an_open_file_with_rights_of_its_own(bit):
+    _corrupt(_with_open([{**OPEN, "mode": OPEN["mode"] | bit}], mode=LOG["mode"] | bit), "captured file")
+
+
+def test_an_open_file_twice():
+    _corrupt(_with_open([OPEN, OPEN]), "captured file")
 
 
 @pytest.mark.parametrize("version", [2, 7, 10**30])

@@ -82,7 +82,8 @@ def test_a_job_left_running_that_ends_is_no_failure(writer, place):
 
 
 def test_files_that_will_grow_are_named(writer, place):
-    answer = gpuckpt("dump", "--tree", writer.pid, place / "img", "--leave-running", *SETTLE)
+    keep = ("--leave-running", "--capture-files", "none")
+    answer = gpuckpt("dump", "--tree", writer.pid, place / "img", *keep, *SETTLE)
     assert answer.status == 0, answer.error
     path = str(place / "out.txt")
     assert answer.report["data"]["restorable"] == "with-files"

@@ -60,8 +60,8 @@ RULES = (
         text_that_begins_with("/proc"),
         ("system/procfs/",),
         (
-            ("checks/files.py", "compares paths, reads nothing"),
             ("system/hostsettings.py", "settings below /proc/sys, which it writes as well"),
+            ("checks/filechoice.py", "compares paths, reads nothing"),
             ("accelerators/nvidia.py", "the driver's version file, and whether a pid that NVML names still exists"),
         ),
     ),

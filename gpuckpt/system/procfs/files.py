@@ -92,7 +92,8 @@ class FileCollector:
         for mapping in mappings:
             key = self._mapped_file(pid, mapping) if mapping.inode and mapping.path.startswith("/") else None
             if key is not None:
-                self._use(key, f"{pid} map shared-write" if mapping.shared_write else f"{pid} map")
+                kind = " shared-write" if mapping.shared_write else " exec" if mapping.executable else ""
+                self._use(key, f"{pid} map{kind}")
 
     def _mapped_file(self, pid: int, mapping: Mapping) -> Key | None:
         if mapping.path.startswith(PSEUDO):

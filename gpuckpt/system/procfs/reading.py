@@ -194,6 +194,11 @@ class Mapping(NamedTuple):
         return self.perms[3] == "s" and self.perms[1] == "w"
 
     @property
+    def executable(self) -> bool:
+        """The file holds code: a program or a library."""
+        return self.perms[2] == "x"
+
+    @property
     def range(self) -> str:
         """The name of this mapping in /proc/PID/map_files."""
         return f"{self.start:x}-{self.end:x}"
@@ -212,14 +217,14 @@ def parse_maps(raw: bytes) -> Iterator[Mapping]:
 
 
 def distinct(mappings: Iterable[Mapping]) -> list[Mapping]:
-    """The first mapping of each named file, shared writable ones apart: a library or a device has many.
+    """The first mapping of each named file, shared writable and executable ones apart: a library or a device has many.
 
     Shared anonymous memory is left out: every piece of it is a file of its own, and CUDA has thousands.
     """
-    first: dict[tuple[str, int, str, bool], Mapping] = {}
-    for mapping in mappings:
-        if mapping.path and mapping.path != DEV_ZERO:
-            first.setdefault((mapping.path, mapping.inode, mapping.device, mapping.shared_write), mapping)
+    first: dict[tuple[str, int, str, bool, bool], Mapping] = {}
+    for one in mappings:
+        if one.path and one.path != DEV_ZERO:
+            first.setdefault((one.path, one.inode, one.device, one.shared_write, one.executable), one)
     return list(first.values())
 
 

@@ -1,0 +1,152 @@
+"""Open files around a dump and a restore: chosen and saved; compared, and changed so that they can be changed back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuckpt import checks
+from gpuckpt.images import captured as linkremaps
+from gpuckpt.images import openfiles
+from gpuckpt.model.errors import DumpFailed, RestoreFailed
+from gpuckpt.model.manifest import LINK_REMAP, OPEN
+from gpuckpt.owner import runs
+from gpuckpt.system.filechanges import Attributes, FileChanges, Judged
+
+if TYPE_CHECKING:
+    from gpuckpt.checks.facts import CapturedHere
+    from gpuckpt.model.facts import Tree
+    from gpuckpt.model.requests import DumpRequest
+    from gpuckpt.owner.runs import Run
+    from gpuckpt.stores.directory import Image
+    from gpuckpt.system.files import Placed
+
+LEAVE_OUT = "repair that, or leave it out of --capture-files; the job's files are as they were"
+
+
+@dataclass
+class SavedFiles:
+    """What a dump has put into files/ of the tree's open files."""
+
+    files: list[openfiles.SavedFile] = field(default_factory=list)
+    left: dict[str, str] = field(default_factory=dict)
+    """Those that should be there and are not: path -> why."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return sum(one.seconds for one in self.files)
+
+    def in_words(self) -> list[dict[str, Any]]:
+        """For the report."""
+        return [{"path": one.captured.path, "bytes": one.size, "seconds": one.seconds} for one in self.files]
+
+
+def save(request: DumpRequest, tree: Tree, directory: Path, going_on: Callable[[], None]) -> SavedFiles:
+    """Save what this dump shall save; the tree stands still.
+
+    What was asked for must be saved: else raises DumpFailed. What is saved unasked is left out where that fails.
+    Raises OSError, and what `going_on` raises.
+    """
+    choice = checks.chosen_files(request, tree)
+    saved = SavedFiles(left=dict(choice.left))
+    full = ""
+    for number, file in enumerate(choice.files):
+        if full:
+            saved.left[file.path] = full
+            continue
+        try:
+            saved.files.append(openfiles.save(file, number, directory, going_on))
+        except openfiles.NotSaved as trouble:
+            if choice.asked:
+                raise DumpFailed(str(trouble), "make room for it" if trouble.full else LEAVE_OUT) from None
+            saved.left[file.path] = trouble.why
+            full = trouble.why if trouble.full else ""
+    return saved
+
+
+def compare(image: Image, going_on: Callable[[], None]) -> dict[str, CapturedHere]:
+    """How captured files that are here compare with the image's. Raises what `going_on` raises."""
+    found = {
+        captured.path: openfiles.compare(image.part(captured.part), captured.path, going_on)
+        for captured in image.manifest.captured
+        if captured.reason == OPEN and os.path.lexists(captured.path)
+    }
+    return {path: how for path, how in found.items() if how is not None}
+
+
+@dataclass
+class FilesInPlace:
+    """What a restore puts back and changes on this host: kept when the tree comes up, else taken back."""
+
+    image: Image
+    run: Run
+    going_on: Callable[[], None]
+    """May raise; called between pieces."""
+    done: list[dict[str, Any]] = field(default_factory=list)
+    """For the report: path, what was done, and where the old file or its end lies."""
+    _lock: int | None = None
+    _remaps: list[Placed] = field(default_factory=list)
+    _changes: FileChanges = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._changes = FileChanges(self.run.directory, self.run.id, self.going_on)
+
+    def put(self, acts: Sequence[checks.FileAct]) -> None:
+        """Do it all. Raises RestoreFailed, OSError and what `going_on` raises; nothing is taken back by that.
+
+        Another restore that needs the same names waits until `close`.
+        """
+        captured = self.image.manifest.captured
+        if not captured and not acts:
+            return
+        self._lock = runs.alone_with_captured_files(self.going_on)
+        self._remaps = linkremaps.put_back(self.image.root, [one for one in captured if one.reason == LINK_REMAP])
+        for act in acts:
+            try:
+                kept = self._change(act)
+            except OSError as error:
+                raise RestoreFailed(
+                    f"{act.file.path} cannot be put in place: {error.strerror}", f"look at it: ls -l {act.file.path}"
+                ) from None
+            self.done.append({"path": act.file.path, "act": act.kind, "kept_as": kept})
+
+    def _change(self, act: checks.FileAct) -> str | None:
+        path, captured, here = act.file.path, act.captured, act.here
+        if here is not None and act.kind == "cut":
+            mtime_ns = captured.mtime_ns if captured else round(act.file.mtime * 1_000_000_000)
+            return self._changes.cut(path, act.file.size, mtime_ns, Judged(here.device, here.inode, here.size))
+        assert captured is not None  # noqa: S101 - fileplan puts and replaces nothing else
+        source = self.image.part(captured.part)
+        attributes = Attributes(captured.mode, captured.uid, captured.gid, captured.mtime_ns)
+        if here is not None:
+            return self._changes.replace(path, source, attributes, Judged(here.device, here.inode, here.size))
+        self._changes.put(path, source, attributes)
+        return None
+
+    def keep(self) -> list[str]:
+        """The tree has them open: from here on nobody takes them back. Returns what a person must know."""
+        self._changes.keep()
+        self.close()
+        return [_WORDS[one["act"]].format_map(one) for one in self.done]
+
+    def take_back(self) -> list[str]:
+        """All is as before; returns what could not be taken back, in words."""
+        linkremaps.remove(self._remaps)
+        return self._changes.undo()
+
+    def close(self) -> None:
+        """Let others."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+_WORDS: Mapping[str, str] = {
+    "put": "{path} was missing and is put back from the image",
+    "replace": "{path} is put back from the image; the one that was there is {kept_as}",
+    "cut": "{path} is cut to what it was at the dump; what came later is in {kept_as}",
+}

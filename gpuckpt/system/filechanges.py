@@ -1,0 +1,332 @@
+"""Changes to named files for a restore, each of which can be taken back: by us, or by whoever finds our journal.
+
+put       a file that is missing is made under a name of ours, synced, and renamed
+replace   the file that is there is renamed to NAME.before-restore-ID, then as above
+cut       the end of the file is saved as NAME.later-ID, then the file itself is made shorter: whoever has it open
+          (a logger) keeps the same file
+
+Each act stands in the journal before it begins, so that a kill at any point leaves nothing that `undo` does
+not know. The journal lies in /run: after a reboot in the middle nothing is lost either, for what was there
+lies beside. No link is followed, not even on the way to the file: its directory may be another user's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from gpuckpt.system.copying import copy_range, copy_whole, same_bytes
+from gpuckpt.system.files import open_plain, rename_to_new
+
+JOURNAL = "file-changes"
+"""The journal's name in the directory of its run."""
+
+CHANGED = "it has changed since it was looked at"
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What a file that is put in place gets beside its content."""
+
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A file as it was when it was decided to change it: another one is never touched."""
+
+    device: int
+    inode: int
+    size: int
+
+    def require(self, seen: os.stat_result, path: str) -> None:
+        """Raises OSError where this is another file, or of another size."""
+        if (seen.st_dev, seen.st_ino, seen.st_size) != (self.device, self.inode, self.size):
+            raise OSError(errno.ESTALE, CHANGED, path)
+
+
+@contextlib.contextmanager
+def directory_of(path: str) -> Iterator[tuple[int, str]]:
+    """The directory of an absolute path, open, and the name in it. Raises OSError, also for a link on the way."""
+    *steps, name = PurePosixPath(path).parts[1:]
+    at = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for step in steps:
+            below = os.open(step, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            os.close(at)
+            at = below
+        # Not only a place (O_PATH): it must be synced.
+        directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
+    except OSError as error:
+        why = "a link on the way is not followed" if error.errno in (errno.ELOOP, errno.ENOTDIR) else error.strerror
+        raise OSError(error.errno, why, path) from None
+    finally:
+        os.close(at)
+    try:
+        yield directory, name
+    finally:
+        os.close(directory)
+
+
+class FileChanges:
+    """The changes of one run. Whatever raises, `undo` takes back all that was done; `keep` makes it stay."""
+
+    def __init__(self, run_directory: Path, run_id: str, going_on: Callable[[], None]) -> None:
+        self._journal = run_directory / JOURNAL
+        self._id = run_id
+        self._going_on = going_on
+        self._made = 0
+
+    def put(self, path: str, source: Path, attributes: Attributes) -> None:
+        """Make the missing file `path` with the content of `source`. Raises OSError, and what `going_on` raises."""
+        with directory_of(path) as (directory, name):
+            temporary, made = self._make(directory, path, source, attributes)
+            self._write("put", path, made=[made.st_dev, made.st_ino])
+            rename_to_new(temporary, name, directory)
+            os.fsync(directory)
+
+    def replace(self, path: str, source: Path, attributes: Attributes, judged: Judged) -> str:
+        """Move the file `path` aside and put another in its place; returns where the old one lies. Raises as `put`."""
+        with directory_of(path) as (directory, name):
+            judged.require(_look(directory, name, path), path)
+            aside = _fitting(directory, f"{name}.before-restore-{self._id}", path)
+            temporary, made = self._make(directory, path, source, attributes)
+            self._write("replace", path, aside=aside, made=[made.st_dev, made.st_ino])
+            rename_to_new(name, aside, directory)
+            judged.require(_look(directory, aside, path), path)  # exchanged just now? Then `undo` gives it its name
+            rename_to_new(temporary, name, directory)
+            os.fsync(directory)
+            return _beside(path, aside)
+
+    def cut(self, path: str, size: int, mtime_ns: int, judged: Judged) -> str:
+        """Save what lies behind `size` and cut it off; returns where it lies. Raises as `put`."""
+        with directory_of(path) as (directory, name), _opened(directory, name, path, os.O_RDWR) as file:
+            seen = os.fstat(file)
+            judged.require(seen, path)
+            later = _fitting(directory, f"{name}.later-{self._id}", path)
+            # Under its name from the beginning, for it is worth nothing until it is whole: then `cut` is written.
+            self._write("make", path, name=later)
+            with _created(directory, later, path) as tail:
+                copy_range(file, tail, size, seen.st_size, going_on=self._going_on)
+                _set(tail, Attributes(stat.S_IMODE(seen.st_mode), seen.st_uid, seen.st_gid, seen.st_mtime_ns))
+                os.fsync(tail)
+            os.fsync(directory)
+            judged.require(os.fstat(file), path)
+            whole = {"size": size, "whole": seen.st_size, "mtime_ns": seen.st_mtime_ns}
+            self._write("cut", path, later=later, old=[judged.device, judged.inode], **whole)
+            os.ftruncate(file, size)
+            os.utime(file, ns=(seen.st_atime_ns, mtime_ns))
+            os.fsync(file)
+            return _beside(path, later)
+
+    def undo(self) -> list[str]:
+        """Take everything back, the last change first; returns what could not be, in words."""
+        return undo(self._journal.parent)
+
+    def keep(self) -> None:
+        """It is as it must be: nobody takes it back from here on."""
+        self._journal.unlink(missing_ok=True)
+
+    def _make(self, directory: int, path: str, source: Path, attributes: Attributes) -> tuple[str, os.stat_result]:
+        """A whole, synced file in the directory, under a name of ours."""
+        self._made += 1
+        temporary = f".gpuckpt-{self._id}-{self._made}"
+        self._write("make", path, name=temporary)
+        content = open_plain(source)
+        try:
+            with _created(directory, temporary, path) as file:
+                copy_whole(content, file, self._going_on)
+                _set(file, attributes)
+                os.fsync(file)
+                return temporary, os.fstat(file)
+        finally:
+            os.close(content)
+
+    def _write(self, act: str, path: str, **facts: Any) -> None:
+        """Note that an act is about to begin; without that it does not. Raises OSError."""
+        line = json.dumps({"act": act, "path": path, **facts}).encode() + b"\n"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        journal = os.open(self._journal, flags, 0o600)
+        with os.fdopen(journal, "wb", buffering=0) as out:
+            if out.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._journal))
+
+
+def _fitting(directory: int, name: str, path: str) -> str:
+    """A name that the file system takes; raises OSError before anything is done under another."""
+    if len(os.fsencode(name)) > os.fpathconf(directory, "PC_NAME_MAX"):
+        raise OSError(errno.ENAMETOOLONG, f"no file beside it can be called {name}", path)
+    return name
+
+
+def _beside(path: str, name: str) -> str:
+    return str(PurePosixPath(path).with_name(name))
+
+
+def _look(directory: int, name: str, path: str) -> os.stat_result:
+    """A regular file under a name. Raises OSError for anything else."""
+    seen = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if not stat.S_ISREG(seen.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+    return seen
+
+
+@contextlib.contextmanager
+def _opened(directory: int, name: str, path: str, flags: int) -> Iterator[int]:
+    descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", path)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _created(directory: int, name: str, path: str) -> Iterator[int]:
+    """A new file; an error that knows no name gets this one."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(name, flags, 0o600, dir_fd=directory)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.filename in (None, name):
+            raise OSError(error.errno, error.strerror, _beside(path, name)) from None
+        raise
+
+
+def _set(file: int, attributes: Attributes) -> None:
+    # The owner first: a change of the owner takes bits off the mode.
+    os.fchown(file, attributes.uid, attributes.gid)
+    os.fchmod(file, attributes.mode)
+    os.utime(file, ns=(attributes.mtime_ns, attributes.mtime_ns))
+
+
+def undo(run_directory: Path) -> list[str]:
+    """Take back what the journal of a run says; returns what could not be, in words.
+
+    May be repeated, and cut off at any point. When it is through the journal goes, also where something could not be
+    taken back: what was there lies beside, and a later try could find somebody's new file under the old name.
+    """
+    journal = run_directory / JOURNAL
+    problems = []
+    lines = _lines(journal)
+    ends = {_beside(line["path"], line["later"]) for line in lines if line["act"] == "cut"}
+    for line in reversed(lines):
+        if line["act"] == "make" and _beside(line["path"], line["name"]) in ends:
+            continue  # it holds what was cut off: gone with the cut taken back, and not before
+        try:
+            _UNDO[line["act"]](line)
+        except FileNotFoundError:
+            continue  # never done, or taken back already
+        except OSError as error:
+            problems.append(f"{line['path']} is not as before: {error.strerror}")
+    with contextlib.suppress(OSError):
+        journal.unlink()
+    return problems
+
+
+def _lines(journal: Path) -> list[dict[str, Any]]:
+    """What a crash cut short was not yet begun."""
+    try:
+        texts = journal.read_bytes().split(b"\n")
+    except OSError:
+        return []
+    lines = []
+    for text in texts:
+        with contextlib.suppress(ValueError):
+            lines.append(json.loads(text))
+    return [line for line in lines if _is_whole(line)]
+
+
+_FACTS = {
+    "make": {"name"},
+    "put": {"made"},
+    "replace": {"aside", "made"},
+    "cut": {"later", "old", "size", "whole", "mtime_ns"},
+}
+"""What a line says beside its act and path."""
+
+
+def _is_whole(line: object) -> bool:
+    if not isinstance(line, dict) or not str(line.get("path")).startswith("/"):
+        return False
+    return line.get("act") in _FACTS and line.keys() >= _FACTS[line["act"]]
+
+
+def _undo_make(line: dict[str, Any]) -> None:
+    with directory_of(line["path"]) as (directory, _):
+        os.unlink(line["name"], dir_fd=directory)
+
+
+def _undo_put(line: dict[str, Any]) -> None:
+    with directory_of(line["path"]) as (directory, name):
+        if _is(directory, name, line["made"]):
+            os.unlink(name, dir_fd=directory)
+
+
+def _undo_replace(line: dict[str, Any]) -> None:
+    with directory_of(line["path"]) as (directory, name):
+        aside = line["aside"]
+        os.stat(aside, dir_fd=directory, follow_symlinks=False)  # FileNotFoundError: never moved, or back already
+        if _is(directory, name, line["made"]):
+            os.rename(aside, name, src_dir_fd=directory, dst_dir_fd=directory)
+        else:
+            _rename_back(directory, aside, name)
+        os.fsync(directory)
+
+
+def _rename_back(directory: int, aside: str, name: str) -> None:
+    try:
+        rename_to_new(aside, name, directory)
+    except FileExistsError:
+        raise OSError(errno.EEXIST, f"another file stands there now; the one from before is {aside}") from None
+
+
+def _undo_cut(line: dict[str, Any]) -> None:
+    """Put the end back behind the rest: bytes that are back already must be the same."""
+    path, size, later = line["path"], line["size"], line["later"]
+    with (
+        directory_of(path) as (directory, name),
+        _opened(directory, later, path, os.O_RDONLY) as tail,
+        _opened(directory, name, path, os.O_RDWR) as file,
+    ):
+        seen = os.fstat(file)
+        there = seen.st_size - size
+        if [seen.st_dev, seen.st_ino] != line["old"] or not (
+            0 <= there <= line["whole"] - size and same_bytes(tail, file, there, at=size)
+        ):
+            raise OSError(errno.EEXIST, f"it has changed; the end that was cut off is in {later}")
+        copy_range(tail, file, there, line["whole"] - size, at=seen.st_size)
+        os.utime(file, ns=(seen.st_atime_ns, line["mtime_ns"]))
+        os.fsync(file)
+        os.unlink(later, dir_fd=directory)
+
+
+_UNDO: dict[str, Callable[[dict[str, Any]], None]] = {
+    "make": _undo_make,
+    "put": _undo_put,
+    "replace": _undo_replace,
+    "cut": _undo_cut,
+}
+
+
+def _is(directory: int, name: str, identity: list[int]) -> bool:
+    try:
+        seen = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return [seen.st_dev, seen.st_ino] == identity
