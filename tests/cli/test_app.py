@@ -263,6 +263,17 @@ def test_a_signal_around_the_flow_makes_no_claims(flow, gpuckpt, monkeypatch, nu
     assert seen == [signal.SIG_DFL]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_after_the_flow_does_not_change_what_it_came_to(flow, gpuckpt, monkeypatch, number):
+    """While the words are written, and while Python ends: a dump that has ended its job must not say 128+n."""
+    from gpuckpt.cli import render
+
+    flow.answer = dump_report()
+    monkeypatch.setattr(render, "write", lambda *_: os.kill(os.getpid(), number))
+    assert gpuckpt("dump", "--tree", "4242", "img")[0] == 0
+    assert signal.getsignal(number) is signal.SIG_IGN
+
+
 def test_nohup_stays(flow, gpuckpt):
     flow.answer = dump_report()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
