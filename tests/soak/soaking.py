@@ -229,13 +229,13 @@ class Soak:
             # Killed when it had said all: the status that it could not give any more, or as a shell shows a signal.
             killed = answer.status == -signal.SIGKILL and answer.report["outcome"] == "ok"
             answer.status = 0 if killed else 128 - answer.status
-        if answer is None and shot.main.returncode not in (-plan.blow.number, 128 + plan.blow.number):
-            raise Wrong("untrue words", f"no envelope, status {shot.main.returncode}")
+        if answer is None and not _died_of(shot, plan):
+            raise Wrong("untrue words", f"no envelope, status {shot.main.returncode}: {_stderr(shot)}")
         if plan.blow.target == "nothing" and (answer is None or answer.status != 0):
             raise Wrong("left behind", f"undisturbed, it fails: {answer and (answer.status, answer.error)}")
+        self._last_words = answer
         if answer is not None:
             self.counts[f"status {answer.status}"] += 1
-            self._last_words = answer
             if answer.status == 0:
                 self._require_nothing_left()
         return answer
@@ -308,6 +308,17 @@ class Soak:
         for path in (self.image, self._partial, self.place / "tree"):
             _copy(path, directory / path.name)
         return directory
+
+
+def _died_of(shot: Shot, plan: Turn) -> bool:
+    """The blow itself ended main, without a word; Python, while it starts, ends with 1 at Ctrl-C."""
+    python_started = "gpuckpt" in _stderr(shot)
+    early = plan.blow.number == signal.SIGINT and shot.main.returncode == 1 and not python_started
+    return early or shot.main.returncode in (-plan.blow.number, 128 + plan.blow.number)
+
+
+def _stderr(shot: Shot) -> str:
+    return shot._answer[0][1]
 
 
 def _require_true_dump(answer: Answer | None, seen: str, *, complete: bool) -> None:
