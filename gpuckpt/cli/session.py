@@ -10,11 +10,11 @@ import signal
 from collections.abc import Callable
 from types import FrameType
 
+from gpuckpt.cli.failing import on_signals
 from gpuckpt.cli.manner import Manner
 from gpuckpt.model.report import Event, Report
 
 Listener = Callable[[Event], None]
-Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
 
 def carry_out(manner: Manner, act: Callable[[Listener], Report]) -> int:
@@ -29,28 +29,21 @@ def carry_out(manner: Manner, act: Callable[[Listener], Report]) -> int:
         _let_signals_end_us_as(final_status(report))
     status = present(report, manner)
     # All is done and said. Python would put the plain way back while it ends, and the status would say what is not so.
-    _on_signals(signal.SIG_IGN)
+    on_signals(signal.SIG_IGN)
     return status
 
 
 def _let_signals_end_us() -> None:
     # The flow takes signals over while it works. Before that, where "nothing was touched" could be wrong, they end
     # this process in the plain way.
-    _on_signals(signal.SIG_DFL)
+    on_signals(signal.SIG_DFL)
 
 
 def _let_signals_end_us_as(status: int) -> None:
     """The work is done, and no signal changes what came of it: 143 of a dump would say that the job runs on."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
-        _on_signals(signal.SIG_IGN)
+        on_signals(signal.SIG_IGN)
         raise SystemExit(status)
 
-    _on_signals(end)
-
-
-def _on_signals(handler: Handler) -> None:
-    """Ignored ones (nohup) stay so."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, handler)
+    on_signals(end)

@@ -297,6 +297,23 @@ app.main()
     assert (envelope["error"]["code"], envelope["process"]) == ("interrupted", "untouched")
 
 
+def test_a_second_early_signal_is_no_bug(tmp_path):
+    """It comes while the words about the first are written: the plain end, no traceback."""
+    code = """
+import os, signal, sys
+import gpuckpt.cli.app as app
+import gpuckpt.cli.dump as dump
+import gpuckpt.cli.render as render
+press = lambda *_: os.kill(os.getpid(), signal.SIGINT)
+dump.options.absolute.__globals__["Path"] = render.write = press
+sys.argv = ["gpuckpt", "dump", "--tree", "1", "img", "--json"]
+app.main()
+"""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False, env=env)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+
+
 def test_json_events_are_lines_on_stderr(flow, gpuckpt):
     flow.events = [Event("lock", "begin"), Event("lock", "end", seconds=0.5)]
     flow.answer = dump_report()
