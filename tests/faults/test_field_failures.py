@@ -5,6 +5,7 @@ tests/FAILURES.md says which known failure each test here stands for.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from gpuckpt.model import manifest as manifests
 from tests import harness
 from tests.e2e import rounds
 from tests.faults.arena import SETTLE
@@ -286,3 +288,41 @@ def test_crons_short_path(jobs, place):
     assert done.returncode == 0, done.stderr
     assert (done.stdout + done.stderr).isascii()
     assert b"\x1b" not in done.stdout + done.stderr
+
+
+def test_a_cpu_that_lacks_what_the_images_had(jobs, place):
+    """By default CRIU compares nothing, and the job would die of SIGILL some day."""
+    child = counting(jobs, place, "")
+    rounds.dump(jobs, child.pid, place / "img")
+    body = rounds.manifest(place / "img")
+    del body["blake3"]
+    body["host"]["cpu"]["flags"].append("avx9999")
+    body["blake3"] = manifests._digest(body)
+    (place / "img" / "manifest.json").write_text(json.dumps(body))
+    answer = gpuckpt("restore", place / "img", *SETTLE)
+    assert rounds.refused(answer) == {"cpu-flags"}
+    assert "avx9999" in answer.error["message"]
+    rounds.restore(jobs, place / "img", "--allow", "cpu-flags")
+    assert_goes_on(place, child)
+
+
+def test_a_process_in_uninterruptible_sleep_is_named_beforehand(jobs, place):
+    """A vfork parent sleeps in D until its child, which waits for a FIFO's writer, has begun.
+
+    CRIU itself would try for a minute, and says it in a line that stands among the recorded logs.
+    """
+    os.mkfifo(place / "fifo")
+    what = "open(place + '/up', 'w').write('up')\n"
+    what += (
+        "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 3, place + '/fifo', 0, 0)])\n"
+    )
+    child = jobs.start(sys.executable, "-S", "-c", HOLD + what + COUNT, place)
+    harness.wait_for(lambda: harness.state(child.pid) == "D", "it sleeps in D")
+    answer = gpuckpt("dump", "--tree", child.pid, place / "img", "--dry-run")
+    assert (answer.status, answer.report["process"]) == (0, "untouched"), answer.error
+    (found,) = [one for one in answer.report["findings"] if one["id"] == "uninterruptible"]
+    assert (found["verdict"], str(child.pid) in found["found"]) == ("fail", True)
+    os.close(os.open(place / "fifo", os.O_WRONLY))
+    harness.wait_for_count(place / "log", 2)
+    child.poll()
+    assert_goes_on(place, child)
