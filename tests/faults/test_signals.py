@@ -92,6 +92,21 @@ def test_a_restore_is_broken_off(job, place, number, times, phase):
     job.assert_goes_on()
 
 
+def test_a_restore_is_broken_off_while_it_prepares(place):
+    """The owner is there and has no order yet: nobody waits for it, and it ends."""
+    large = arena.Job.start(place, 200)
+    arena.dump_and_wait(large, place / "img")
+    shot = Shot("restore", place / "img", "--plain", *SETTLE)
+    assert shot.until(lambda: arena.owner_of(shot.main.pid))
+    shot.main.send_signal(signal.SIGINT)
+    answer = shot.answer()
+    assert (answer.status, answer.report["process"]) == (130, "untouched"), answer.error
+    arena.wait_quiet(large)
+    assert not large.alive
+    assert not arena.runs_of(*large.pids)
+    large.end()
+
+
 def test_the_deadline_passes(job, place):
     """--timeout ends in the unwind too: 30, the tree runs on."""
     answer = gpuckpt("dump", "--tree", job.root, place / "img", *SETTLE, "--timeout", 0.05)

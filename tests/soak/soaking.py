@@ -32,6 +32,14 @@ QUIET_SECONDS = 150.0
 
 OURS = ("gpuckpt.owner.process", "-m gpuckpt", "--action-script", "gate_client")
 
+SPOTS = (
+    ("/var/lib/gpuckpt", "gpuckpt-gate-*"),
+    ("/root", "gpuckpt-gate-*"),
+    ("/var/tmp", "gpuckpt-gate-*"),
+    ("/dev/shm", "gpuckpt-*"),
+)
+"""Where a run may put something outside of its directory, named by the run."""
+
 WRONGS = ("frozen", "lost", "half-restored", "dead connection", "bad image", "left behind", "untrue words")
 """What must never be: the table counts each."""
 
@@ -58,13 +66,13 @@ class Soak:
     lengths: dict[tuple[str, str, bool, bool], Length] = field(default_factory=dict)
     _tree: Tree | None = None
     _saved: bool = False
-    _tables: frozenset[str] = frozenset()
+    _before: frozenset[str] = frozenset()
 
     def begin(self) -> None:
         """Become the parent of everything, and measure the undisturbed runs."""
         arena.become_subreaper()
         self.place.chmod(0o700)
-        self._tables = _lock_tables()
+        self._before = _host_wide()
         for kind in self.kinds:
             for plain in (False, True):
                 self._measure(kind, plain)
@@ -279,9 +287,9 @@ class Soak:
         left = [str(directory) for directory in arena.runs_of(*self._tree.pids)]
         left += [str(self._partial)] if self._partial.exists() else []
         deadline = time.monotonic() + 10
-        while tables := _lock_tables() - self._tables:
-            if time.monotonic() > deadline:  # those of other people's dumps go
-                left += sorted(tables)
+        while strange := _host_wide() - self._before:
+            if time.monotonic() > deadline:  # those of other people's runs go
+                left += sorted(strange)
                 break
             time.sleep(0.1)
         if left:
@@ -347,11 +355,14 @@ def _require_true_restore(answer: Answer | None, seen: str) -> None:
         raise Wrong("untrue words", f"status {status}, process {process}, but {seen}: {answer.error}")
 
 
-def _lock_tables() -> frozenset[str]:
-    """CRIU's network locks of this host."""
+def _host_wide() -> frozenset[str]:
+    """What no run may leave on the host: CRIU's network locks, gate scripts and memory files of runs that are over."""
+    found = {path for place, name in SPOTS for path in Path(place).glob(name)}
+    runs = {path.name for path in arena.RUNS.glob("*")}
+    orphans = {str(path) for path in found if path.name.rpartition("-")[2] not in runs}
     with contextlib.suppress(OSError):
-        return frozenset(table.name for table in netfilter.list_tables() if table.name.startswith("CRIU-"))
-    return frozenset()
+        orphans |= {table.name for table in netfilter.list_tables() if table.name.startswith("CRIU-")}
+    return frozenset(orphans)
 
 
 def _reap_orphans() -> None:
