@@ -47,12 +47,14 @@ BLOWS: dict[Blow, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One dump or restore; which of the two follows from the state of the tree."""
+    """One dump or restore: of a tree that lies in an image a restore, else a dump unless `restore` says otherwise."""
 
     number: int
     kind: str
     plain: bool
     leave_running: bool
+    restore: bool
+    """Save the tree undisturbed, then restore it."""
     blow: Blow
     moment: float
     """0 to 1: the part of the measured length that passes before the blow."""
@@ -80,6 +82,7 @@ def turn(seed: int, number: int) -> Turn:
         kind=KINDS[block % len(KINDS)],
         plain=block % 3 == 2,
         leave_running=rng.random() < 0.3,
+        restore=rng.random() < 0.25,
         blow=blow,
         moment=rng.random(),
         main_first=rng.random() < 0.5,

@@ -1,6 +1,6 @@
 """The soak: dumps and restores of small trees, each with a blow at some moment, and a look at what became of it.
 
-A block of turns is done on one tree. When it runs the next turn is a dump, when it lies in an image a restore. After
+A block of turns is done on one tree. When it lies in an image the next turn is a restore, else mostly a dump. After
 each turn the promise is looked at: a dump leaves the tree at work or in an image that restores; a restore leaves a
 whole tree at work or none, and the image restores. A run that succeeds leaves nothing behind of those before it.
 """
@@ -102,6 +102,8 @@ class Soak:
             self._end_tree()
             self._start(plan.kind)
         try:
+            if plan.restore and not self._saved:
+                self._dump_undisturbed(plan.plain)
             self._restore_turn(plan) if self._saved else self._dump_turn(plan)
             if number % BLOCK == BLOCK - 1:
                 self._close_block()
@@ -217,10 +219,15 @@ class Soak:
         if self._saved:
             self._restore_undisturbed([])
         elif self._tree is not None:
-            answer = gpuckpt("dump", "--tree", self._tree.root, self.image, *NO_SETTLE)
-            if answer.status != 0:
-                raise Wrong("left behind", f"the next dump is not possible: {answer.status} {answer.error}")
-            self._require_nothing_left()
+            self._dump_undisturbed(plain=False)
+
+    def _dump_undisturbed(self, plain: bool) -> None:
+        """Whatever was before, the tree can be dumped, and what killed runs left is gone afterwards."""
+        answer = gpuckpt("dump", "--tree", self._tree.root, self.image, *NO_SETTLE, *["--plain"] * plain)
+        if answer.status != 0 or self._tree.look() != "gone":
+            raise Wrong("left behind", f"the next dump is not possible: {answer.status} {answer.error}")
+        self._saved = True
+        self._require_nothing_left(dumped=True)
 
     def _shoot(self, plan: Turn, verb: str, *arguments: object) -> Answer | None:
         """The run and its blow; what main said, None where it was killed before it could."""
@@ -245,7 +252,7 @@ class Soak:
         if answer is not None:
             self.counts[f"status {answer.status}"] += 1
             if answer.status == 0:
-                self._require_nothing_left()
+                self._require_nothing_left(dumped=verb == "dump")
         return answer
 
     _last_words: Answer | None = None
@@ -282,14 +289,15 @@ class Soak:
         below = (pid for pid in arena.descendants(os.getpid()) if pid not in self._tree.pids)
         return [f"{pid} {words}" for pid in below if any(word in (words := arena.command_of(pid)) for word in OURS)]
 
-    def _require_nothing_left(self) -> None:
-        """After a run that succeeded: what it and all before it left."""
+    def _require_nothing_left(self, *, dumped: bool = False) -> None:
+        """After a run that succeeded: what it and all before it left; a dump removes partial images."""
         left = [str(directory) for directory in arena.runs_of(*self._tree.pids)]
-        left += [str(self._partial)] if self._partial.exists() else []
+        left += [str(self._partial)] if dumped and self._partial.exists() else []
         deadline = time.monotonic() + 10
         while strange := _host_wide() - self._before:
             if time.monotonic() > deadline:  # those of other people's runs go
                 left += sorted(strange)
+                self._before |= strange
                 break
             time.sleep(0.1)
         if left:
