@@ -100,7 +100,7 @@ def test_a_restore_is_broken_off_while_it_prepares(place):
     assert shot.until(lambda: arena.owner_of(shot.main.pid))
     shot.main.send_signal(signal.SIGINT)
     answer = shot.answer()
-    assert (answer.status, answer.report["process"]) == (130, "untouched"), answer.error
+    assert (answer.status, answer.report["process"]) == (128 + signal.SIGINT, "untouched"), answer.error
     arena.wait_quiet(large)
     assert not large.alive
     assert not arena.runs_of(*large.pids)

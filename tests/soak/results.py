@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tests import harness
-from tests.soak.soaking import WRONGS, Soak
+from tests.soak.soaking import Soak
+from tests.soak.words import WRONGS
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "RESULTS.json"

@@ -8,7 +8,6 @@ whole tree at work or none, and the image restores. A run that succeeds leaves n
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 import time
@@ -16,41 +15,18 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gpuckpt.system import netfilter
-from tests import harness
 from tests.faults import arena
 from tests.faults.arena import Shot
 from tests.harness import Answer, gpuckpt
-from tests.soak import blows
+from tests.soak import blows, evidence, leftovers
 from tests.soak.blows import Length
 from tests.soak.plan import BLOCK, KINDS, Turn, turn
 from tests.soak.tree import Tree
+from tests.soak.words import Wrong, died_of, require_true_dump, require_true_restore, stderr_of
 
 NO_SETTLE = ("--settle", 0)
 QUIET_SECONDS = 150.0
 """An orphaned CRIU may take 90 s to let go."""
-
-OURS = ("gpuckpt.owner.process", "-m gpuckpt", "--action-script", "gate_client")
-
-SPOTS = (
-    ("/var/lib/gpuckpt", "gpuckpt-gate-*"),
-    ("/root", "gpuckpt-gate-*"),
-    ("/var/tmp", "gpuckpt-gate-*"),
-    ("/dev/shm", "gpuckpt-*"),
-)
-"""Where a run may put something outside of its directory, named by the run."""
-
-WRONGS = ("frozen", "lost", "half-restored", "dead connection", "bad image", "left behind", "untrue words")
-"""What must never be: the table counts each."""
-
-
-class Wrong(Exception):
-    """The promise is broken: one of WRONGS, and what was seen."""
-
-    def __init__(self, what: str, seen: str) -> None:
-        super().__init__(f"{what}: {seen}")
-        self.what = what
-        self.seen = seen
 
 
 @dataclass
@@ -67,12 +43,15 @@ class Soak:
     _tree: Tree | None = None
     _saved: bool = False
     _before: frozenset[str] = frozenset()
+    _last_words: Answer | None = None
+    _network: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     def begin(self) -> None:
-        """Become the parent of everything, and measure the undisturbed runs."""
+        """Become the parent of everything, in a network of our own, and measure the undisturbed runs."""
+        self._network.enter_context(leftovers.own_network())
         arena.become_subreaper()
         self.place.chmod(0o700)
-        self._before = _host_wide()
+        self._before = leftovers.host_wide()
         for kind in self.kinds:
             for plain in (False, True):
                 self._measure(kind, plain)
@@ -112,14 +91,15 @@ class Soak:
             self._end_tree()
             return False
         finally:
-            _reap_orphans()
+            leftovers.reap_orphans()
         return True
 
     def end(self) -> None:
         """End the tree, and see that nothing at all has stayed."""
         self._end_tree()
         self._remove_image()
-        _reap_orphans()
+        leftovers.reap_orphans()
+        self._network.close()
         arena.become_subreaper(on=False)
 
     def _start(self, kind: str) -> None:
@@ -153,7 +133,7 @@ class Soak:
         if answer is not None and answer.status == 22:
             self._repair_as_told(answer)
             return
-        _require_true_dump(answer, seen, complete=complete)
+        require_true_dump(answer, seen, complete=complete)
         if answer is not None and answer.report["process"] != "untouched" and self._partial.exists():
             raise Wrong("left behind", f"{self._partial} after a dump that could speak")
         self.counts["dump: goes on" if seen == "advancing" else "dump: ended, complete image"] += 1
@@ -197,7 +177,7 @@ class Soak:
         if seen not in ("advancing", "gone"):
             what = {"dead": "dead connection", "frozen": "frozen"}.get(seen, "half-restored")
             raise Wrong(what, f"after a restore the tree is {seen}")
-        _require_true_restore(answer, seen)
+        require_true_restore(answer, seen)
         self.counts["restore: whole" if seen == "advancing" else "restore: nothing"] += 1
         if seen == "advancing":
             self._tree.kill()
@@ -231,6 +211,7 @@ class Soak:
 
     def _shoot(self, plan: Turn, verb: str, *arguments: object) -> Answer | None:
         """The run and its blow; what main said, None where it was killed before it could."""
+        self._last_words = None
         shot = Shot(verb, *arguments, start_new_session=True)
         length = self._length(plan, verb)
         hit = blows.strike(shot, plan, length)
@@ -239,23 +220,21 @@ class Soak:
             answer = shot.answer()
         except IndexError:
             raise Wrong("left behind", "gpuckpt has not ended after two minutes") from None
+        self._last_words = answer
         self._require_quiet()
         if answer is not None and answer.status < 0:
             # Killed when it had said all: the status that it could not give any more, or as a shell shows a signal.
             killed = answer.status == -signal.SIGKILL and answer.report["outcome"] == "ok"
             answer.status = 0 if killed else 128 - answer.status
-        if answer is None and not _died_of(shot, plan):
-            raise Wrong("untrue words", f"no envelope, status {shot.main.returncode}: {_stderr(shot)}")
+        if answer is None and not died_of(shot, plan):
+            raise Wrong("untrue words", f"no envelope, status {shot.main.returncode}: {stderr_of(shot)}")
         if plan.blow.target == "nothing" and (answer is None or answer.status != 0):
             raise Wrong("left behind", f"undisturbed, it fails: {answer and (answer.status, answer.error)}")
-        self._last_words = answer
         if answer is not None:
             self.counts[f"status {answer.status}"] += 1
             if answer.status == 0:
                 self._require_nothing_left(dumped=verb == "dump")
         return answer
-
-    _last_words: Answer | None = None
 
     def _length(self, plan: Turn, verb: str) -> Length:
         kind = plan.kind if plan.kind in self.kinds else self.kinds[0]
@@ -280,21 +259,17 @@ class Soak:
     def _require_quiet(self) -> None:
         """Owners, CRIUs and their scripts end by themselves."""
         deadline = time.monotonic() + QUIET_SECONDS
-        while busy := self._busy():
+        while busy := leftovers.busy(self._tree.pids):
             if time.monotonic() > deadline:
                 raise Wrong("left behind", f"still at work: {busy}")
             time.sleep(0.02)
-
-    def _busy(self) -> list[str]:
-        below = (pid for pid in arena.descendants(os.getpid()) if pid not in self._tree.pids)
-        return [f"{pid} {words}" for pid in below if any(word in (words := arena.command_of(pid)) for word in OURS)]
 
     def _require_nothing_left(self, *, dumped: bool = False) -> None:
         """After a run that succeeded: what it and all before it left; a dump removes partial images."""
         left = [str(directory) for directory in arena.runs_of(*self._tree.pids)]
         left += [str(self._partial)] if dumped and self._partial.exists() else []
         deadline = time.monotonic() + 10
-        while strange := _host_wide() - self._before:
+        while strange := leftovers.host_wide() - self._before:
             if time.monotonic() > deadline:  # those of other people's runs go
                 left += sorted(strange)
                 self._before |= strange
@@ -304,87 +279,7 @@ class Soak:
             raise Wrong("left behind", f"after a run that succeeded: {left}")
 
     def _note(self, plan: Turn, wrong: Wrong) -> None:
-        directory = self._keep_evidence(plan, wrong)
-        self.wrongs.append({"number": plan.number, "what": wrong.what, "seen": wrong.seen, "evidence": str(directory)})
-
-    def _keep_evidence(self, plan: Turn, wrong: Wrong) -> Path:
-        """Run directories with journal and CRIU's log, gpuckpt's words, the states of all processes."""
         directory = self.place.with_name(self.place.name + "-evidence") / str(plan.number)
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True, mode=0o700)
-        words = self._last_words
-        said = f"{words.status}\n{words.report}\n{words.stderr}" if words else "nothing was said"
-        (directory / "what").write_text(f"{plan}\n{wrong}\n\n{said}\n")
-        if self._tree is not None:
-            (directory / "processes").write_text(f"{self._tree.describe()}\n\n{chr(10).join(self._busy())}\n")
-            for run in arena.runs_of(*self._tree.pids):
-                _copy(run, directory / "run" / run.name)
-        for kept in sorted(Path("/run/gpuckpt/failed").glob("*"), key=lambda path: path.stat().st_mtime)[-3:]:
-            _copy(kept, directory / kept.name)
-        for path in (self.image, self._partial, self.place / "tree"):
-            _copy(path, directory / path.name)
-        return directory
-
-
-def _died_of(shot: Shot, plan: Turn) -> bool:
-    """The blow itself ended main, without a word; Python, while it starts, ends with 1 at Ctrl-C."""
-    python_started = "gpuckpt" in _stderr(shot)
-    early = plan.blow.number == signal.SIGINT and shot.main.returncode == 1 and not python_started
-    return early or shot.main.returncode in (-plan.blow.number, 128 + plan.blow.number)
-
-
-def _stderr(shot: Shot) -> str:
-    return shot._answer[0][1]
-
-
-def _require_true_dump(answer: Answer | None, seen: str, *, complete: bool) -> None:
-    """What a dump said is what is seen."""
-    if answer is None:
-        return
-    status, process = answer.status, answer.report["process"]
-    if status == 0:
-        true = complete and process == ("running" if seen == "advancing" else "ended")
-    else:
-        true = seen == "advancing" and process in ("running", "untouched") and (status == 30 or status > 128)
-    if not true:
-        raise Wrong("untrue words", f"status {status}, process {process}, but {seen}, an image: {complete}")
-
-
-def _require_true_restore(answer: Answer | None, seen: str) -> None:
-    """What a restore said is what is seen."""
-    if answer is None:
-        return
-    status, process = answer.status, answer.report["process"]
-    if seen == "advancing":
-        true = process == "restored" and (status == 0 or status > 128)
-    else:
-        true = process == "untouched" and (status == 40 or status > 128)
-    if not true:
-        raise Wrong("untrue words", f"status {status}, process {process}, but {seen}: {answer.error}")
-
-
-def _host_wide() -> frozenset[str]:
-    """What no run may leave on the host: CRIU's network locks, gate scripts and memory files of runs that are over."""
-    found = {path for place, name in SPOTS for path in Path(place).glob(name)}
-    runs = {path.name for path in arena.RUNS.glob("*")}
-    orphans = {str(path) for path in found if path.name.rpartition("-")[2] not in runs}
-    with contextlib.suppress(OSError):
-        orphans |= {table.name for table in netfilter.list_tables() if table.name.startswith("CRIU-")}
-    return frozenset(orphans)
-
-
-def _reap_orphans() -> None:
-    """Owners and CRIUs whose main was killed became our children; no run of ours is at work now."""
-    for pid in arena.children(os.getpid()):
-        if harness.state(pid) == "Z":
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
-
-
-def _copy(path: Path, target: Path) -> None:
-    with contextlib.suppress(OSError, shutil.Error):
-        if path.is_dir():
-            shutil.copytree(path, target, symlinks=True, ignore=shutil.ignore_patterns("gate"))
-        elif path.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+        files = (self.image, self._partial, self.place / "tree")
+        evidence.keep(directory, plan, wrong, self._last_words, self._tree, files)
+        self.wrongs.append({"number": plan.number, "what": wrong.what, "seen": wrong.seen, "evidence": str(directory)})
