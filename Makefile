@@ -1,6 +1,6 @@
 # The commands a developer types. What they do lives in .ci/, pyproject.toml and the tests.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint pytest bench gpu-bundle clean
+.PHONY: help setup demo test lint pytest soak bench gpu-bundle clean
 
 VENV := .venv/bin
 
@@ -25,6 +25,9 @@ lint: setup ## style, types, and which module may import which
 
 pytest: lint
 	$(VENV)/python -m pytest
+
+soak: setup ## a thousand dumps and restores with something killed in each (needs root): SOAK="--count 1000 --seed 7 --minutes 90"
+	$(VENV)/python tests/soak/soak.py $(SOAK)
 
 bench: setup ## gpuckpt against CRIU alone, on this host (needs root): BENCH="--megabytes 2048 --rounds 7"
 	$(VENV)/python tests/bench/bench.py $(BENCH)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -15,6 +15,8 @@ from gpuckpt.cli.manner import Manner
 from gpuckpt.model.errors import GpuckptError, Interrupted, UsageError
 from gpuckpt.model.report import Outcome, Report
 
+Handler = Callable[[int, FrameType | None], None] | signal.Handlers
+
 VERBS = ("dump", "inspect", "restore")
 OF_ALL_VERBS = ("--json", "--quiet", "-q", "--verbose", "-v")
 LOOK = "see what the process does with `gpuckpt inspect --tree PID`; then report the traceback"
@@ -22,12 +24,19 @@ LOOK = "see what the process does with `gpuckpt inspect --tree PID`; then report
 
 def interrupt_on_signals() -> None:
     """Until a flow takes them over, INT, TERM and HUP end the run in words. Ignored ones (nohup) stay so."""
+    on_signals(_interrupt)
+
+
+def on_signals(handler: Handler) -> None:
+    """What INT, TERM and HUP do from here on. Ignored ones (nohup) stay so."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _interrupt)
+            signal.signal(number, handler)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
+    # A second press while the words are written would be a traceback, and the status that of a bug.
+    on_signals(signal.SIG_DFL)
     raise Interrupted(number, "interrupted before anything was begun", process="untouched")
 
 

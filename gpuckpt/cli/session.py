@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from types import FrameType
 
+from gpuckpt.cli.failing import on_signals
 from gpuckpt.cli.manner import Manner
 from gpuckpt.model.report import Event, Report
 
@@ -19,17 +21,29 @@ def carry_out(manner: Manner, act: Callable[[Listener], Report]) -> int:
     """Run the flow, show its report, and give the exit status."""
     import gpuckpt.flows.run  # noqa: F401, PLC0415  --help and TAB must not load the flows; signals in words until here
     from gpuckpt.cli.listening import listening  # noqa: PLC0415
-    from gpuckpt.cli.render import present  # noqa: PLC0415
+    from gpuckpt.cli.render import final_status, present  # noqa: PLC0415
 
     with listening(manner) as listener:
         _let_signals_end_us()
         report = act(listener)
-    return present(report, manner)
+        _let_signals_end_us_as(final_status(report))
+    status = present(report, manner)
+    # All is done and said. Python would put the plain way back while it ends, and the status would say what is not so.
+    on_signals(signal.SIG_IGN)
+    return status
 
 
 def _let_signals_end_us() -> None:
-    # The flow takes signals over while it works. Before and after, where "nothing was touched" could be wrong, they
-    # end this process in the plain way. Ignored ones (nohup) stay so.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
+    # The flow takes signals over while it works. Before that, where "nothing was touched" could be wrong, they end
+    # this process in the plain way.
+    on_signals(signal.SIG_DFL)
+
+
+def _let_signals_end_us_as(status: int) -> None:
+    """The work is done, and no signal changes what came of it: 143 of a dump would say that the job runs on."""
+
+    def end(_number: int, _frame: FrameType | None) -> None:
+        on_signals(signal.SIG_IGN)
+        raise SystemExit(status)
+
+    on_signals(end)

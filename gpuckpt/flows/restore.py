@@ -204,7 +204,12 @@ class RestoreWork:
 
     def _build(self, owner: OwnerHandle) -> dict[str, Any]:
         try:
-            owner.give(self._order(owner))
+            order = self._order(owner)
+        except BrokenOff as trouble:
+            # The owner has no order that it could break off; it ends when we do.
+            raise _interrupted(trouble, "nothing was touched") from None
+        try:
+            owner.give(order)
             if self.lean is not None and self.lean.plan is not None:
                 hear(owner, ("held",), self.machine, self.interruption)
                 self._inject(owner, self.lean.plan)

@@ -57,9 +57,13 @@ def main() -> None:
 
 
 def _await_order(channel: Channel) -> dict[str, Any]:
-    """The order. Main may take long to prepare what the order is about, and says meanwhile that it is alive."""
+    """The order. Main may take long to prepare what the order is about, and says meanwhile that it is alive.
+
+    Raises PeerGone when none will come.
+    """
     while (message := channel.receive()) is None or message["say"] != "order":
-        pass
+        if message is not None and message["say"] == "abort":
+            raise PeerGone
     return message
 
 

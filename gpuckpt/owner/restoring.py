@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from gpuckpt.owner.messages import Inherited, RestoreOrder
 
 END_SECONDS = 60.0
+ASTRAY_SECONDS = 5.0
+"""For a CRIU that is not at the gate: it may never come there, and what it has built has not run."""
 WAIT_STEP_SECONDS = 0.1
 
 
@@ -289,7 +291,7 @@ class RestoreWork:
                 self._kill_held(identity.pid)
             self._hold.let_go()
         if self._run is not None:
-            status = self._run.turn_away(END_SECONDS)
+            status = self._run.turn_away(END_SECONDS if self._gate.has_caller else ASTRAY_SECONDS)
             if status is None or status < 0:
                 remove_network_lock(criu_log.run_id(self._run.log_text()))
         pids = [identity.pid for identity in self._order.tree.ids]

@@ -263,6 +263,17 @@ def test_a_signal_around_the_flow_makes_no_claims(flow, gpuckpt, monkeypatch, nu
     assert seen == [signal.SIG_DFL]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_after_the_flow_does_not_change_what_it_came_to(flow, gpuckpt, monkeypatch, number):
+    """While the words are written, and while Python ends: a dump that has ended its job must not say 128+n."""
+    from gpuckpt.cli import render
+
+    flow.answer = dump_report()
+    monkeypatch.setattr(render, "write", lambda *_: os.kill(os.getpid(), number))
+    assert gpuckpt("dump", "--tree", "4242", "img")[0] == 0
+    assert signal.getsignal(number) is signal.SIG_IGN
+
+
 def test_nohup_stays(flow, gpuckpt):
     flow.answer = dump_report()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -284,6 +295,23 @@ app.main()
     assert done.returncode == 128 + signal.SIGTERM
     envelope = json.loads(done.stdout)
     assert (envelope["error"]["code"], envelope["process"]) == ("interrupted", "untouched")
+
+
+def test_a_second_early_signal_is_no_bug(tmp_path):
+    """It comes while the words about the first are written: the plain end, no traceback."""
+    code = """
+import os, signal, sys
+import gpuckpt.cli.app as app
+import gpuckpt.cli.dump as dump
+import gpuckpt.cli.render as render
+press = lambda *_: os.kill(os.getpid(), signal.SIGINT)
+dump.options.absolute.__globals__["Path"] = render.write = press
+sys.argv = ["gpuckpt", "dump", "--tree", "1", "img", "--json"]
+app.main()
+"""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=False, env=env)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
 
 
 def test_json_events_are_lines_on_stderr(flow, gpuckpt):

@@ -281,3 +281,35 @@ def test_a_main_that_was_stopped_does_not_keep_the_job_at_the_gate(work, fake_gp
     assert_counted(app.thread_counts())
     again = gpuckpt("dump", "--tree", app.pid, work / "img", env=fake_gpu.variables)
     assert again.status == 0, again
+
+
+def test_a_driver_that_kills_the_job_in_the_lock_is_looked_at(work, fake_gpu, app):
+    """Seen with a driver of 2025: the lock fails and the job has died of it. Never called unharmed."""
+    fake_gpu.fail("lock=kill")
+    answer = gpuckpt("dump", "--tree", app.pid, work / "img", env=fake_gpu.variables)
+    assert (answer.status, answer.report["process"]) == (31, "gone"), answer.error
+    assert f"{app.pid} gone" in answer.error["message"]
+    assert not list(work.glob("img*"))
+
+
+def test_a_lock_that_returns_too_late_is_undone(work, fake_gpu, app):
+    """As of one rank whose peer is locked already: given up after --lock-timeout and some patience, unlocked by looking."""
+    fake_gpu.fail("lock=hang:13 call 1")
+    answer = gpuckpt("dump", "--tree", app.pid, work / "img", "--lock-timeout", 1, env=fake_gpu.variables)
+    assert (answer.status, answer.report["process"]) == (30, "running"), answer.error
+    assert not list(work.glob("img*"))
+    app.wait_for_steps(2)
+
+
+def test_a_job_that_is_back_without_its_gpu_is_not_called_healthy(work, fake_gpu, app):
+    """CRIU and the driver both say that they did it; the state says something else."""
+    assert gpuckpt("dump", "--tree", app.pid, work / "img", env=fake_gpu.variables).status == 0
+    app.process.wait(10)
+    fake_gpu.fail("unlock=0")
+    answer = gpuckpt("restore", work / "img", "--settle", 0.2, env=fake_gpu.variables)
+    assert (answer.status, answer.report["process"]) == (41, "restored"), answer.error
+    assert "locked" in answer.error["message"]
+    fake_gpu.fail()
+    repaired = gpuckpt("restore", "--tree", app.pid, env=fake_gpu.variables)
+    assert (repaired.status, repaired.report["process"]) == (0, "running"), repaired.error
+    app.wait_for_steps(2)

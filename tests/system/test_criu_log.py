@@ -114,7 +114,48 @@ LINES = [
     ("image-format", "Error (criu/image.c:40): Too old image, no longer supported"),
     ("image-format", "Error (criu/image.c:555): Head magic doesn't match for core-5.img"),
     ("disk-full", "Error (criu/page-xfer.c:263): page-xfer: Unable to splice data: No space left on device"),
+    ("disk-full", "Error (criu/page-xfer.c:263): page-xfer: Unable to spice data: No space left on device"),
+    ("disk-full", "Error (criu/bfd.c:268): bfd: Error flushing image: No space left on device"),
+    ("disk-full", "Error (criu/image.c:480): Can't write image core-5.img: No space left on device"),
+    (
+        "cuda-not-resumed",
+        "Error (cuda_plugin.c:501): cuda_plugin: RESUME_DEVICES UNLOCK failed with initialization error",
+    ),
+    (
+        "gpu-device-open",
+        "Error (criu/files-ext.c:94): Can't dump file 7 of that type [20666] (chr 236:0 /dev/nvidia-uvm)",
+    ),
+    ("no-directory", "Error (criu/image.c:700): Couldn't open image dir"),
+    ("plugin-missing", "Error (criu/image.c:120): Missing required plugin: cuda_plugin"),
+    ("no-iptables", 'Error (criu/util.c:640): execvp("ip6tables-restore", ...) failed: No such file or directory'),
+    ("no-iptables", "Error (criu/netfilter.c:90): netfilter: Iptables configuration failed: No such process"),
+    ("no-iptables", "Error (criu/util.c:645): exited, status=127"),
+    (
+        "tcp-address",
+        "812: Error (criu/sk-inet.c:990): inet: Can't bind inet socket back: Cannot assign requested address",
+    ),
+    ("unfreezable", "Error (criu/seize.c:800): Unseizable non-zombie 812 found, state D, err -1, PTRACE_SEIZE -1"),
+    ("cpu", "Error (criu/arch/x86/cpu.c:300): cpu: CPU xfeatures has unsupported bits (0x60000)"),
+    ("cpu", "Error (criu/arch/x86/cpu.c:390): cpu: CPU instruction capabilities do not match run time"),
+    ("cgroup", "Error (criu/cgroup.c:700): cg: Can't move process into /cpu/job"),
+    ("pidfile", "Error (criu/util.c:900): pidfile: Can't open /run/x/restored.pid: No such file or directory"),
+    ("pidfile", "Error (criu/cr-restore.c:2400): Can't write pidfile"),
+    ("image-damaged", "Error (criu/protobuf.c:72): Failed unpacking object 0x55 from /srv/img/core-5.img"),
+    ("pages-missing", "812: Error (criu/pagemap.c:300): Can't read pages data (-9)"),
+    ("ids-missing", "Error (criu/pstree.c:600): Images corrupted or too old criu was used for dump."),
+    ("ids-missing", "Error (criu/pstree.c:610): No IDS for root task"),
+    ("image-format", "Error (criu/image.c:50): Not supported images version 7"),
+    ("directory-missing", "812: Error (criu/files.c:1400): Can't open cwd"),
+    ("track-memory", "Error (criu/mem.c:60): Tracking memory is not available. Consider omitting --track-mem option."),
 ]
+
+SAID = [
+    ("unknown-option", "criu: unrecognized option '--no-such'"),
+    ("unknown-option", "criu: unknown option -- z"),
+    ("unknown-option", "criu: invalid option -- 'Z'"),
+    ("not-root", "CRIU needs to have the CAP_SYS_ADMIN or the CAP_CHECKPOINT_RESTORE capability:"),
+]
+"""What CRIU says on standard error, before it has a log."""
 
 PAIRS = [
     (
@@ -126,6 +167,11 @@ PAIRS = [
         "cuda-timeout",
         "(10.1) Error (cuda_plugin.c:150): cuda_plugin: Unable to read output of cuda-checkpoint: Interrupted system call",
         "",
+    ),
+    (
+        "cuda-timeout",
+        "(10.1) Error (criu/cr-dump.c:1655): Timeout reached. Something else",
+        "(10.2) Error (cuda_plugin.c:230): cuda_plugin: CHECKPOINT_DEVICES failed with",
     ),
 ]
 
@@ -165,6 +211,11 @@ def test_lines_of_other_versions_are_explained(identity, line):
     assert found.line.endswith(line.strip())
 
 
+@pytest.mark.parametrize(("identity", "line"), SAID)
+def test_what_is_said_without_a_log_is_explained(identity, line):
+    assert criu_log.explain("", "", f"{line}\n", 1).id == identity
+
+
 @pytest.mark.parametrize(("identity", "first", "second"), PAIRS)
 def test_causes_that_take_two_lines(identity, first, second):
     assert criu_log.explain(f"{first}\n{second}\n", "", "", 1).id == identity
@@ -177,6 +228,27 @@ def test_every_row_is_reached_and_has_an_id_of_its_own():
     rows = [*criu_causes.ROWS, *criu_causes.LAST_LINE_ROWS, criu_causes.CRASHED, criu_causes.KILLED]
     assert len({row.id for row in rows}) == len(rows)
     assert {row.id for row in rows} == reached
+
+
+def _alternatives(pattern: str) -> list[str]:
+    """The parts of a pattern between the `|` that stand in no bracket."""
+    parts, depth = [""], 0
+    for piece in re.findall(r"\\.|.", pattern):
+        depth += {"(": 1, ")": -1}.get(piece, 0)
+        if piece == "|" and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += piece
+    return parts
+
+
+@pytest.mark.parametrize("row", criu_causes.ROWS, ids=lambda row: row.id)
+def test_every_alternative_of_a_pattern_is_met_by_a_line(row):
+    """Else one of them could be wrong, and its failure unexplained, without a test that says so."""
+    recorded = (line for name in RECORDED for text in read(name) for line in text.splitlines())
+    lines = [*recorded, *(line for _, line in LINES + SAID), *(line for _, *both in PAIRS for line in both)]
+    for part in _alternatives(row.pattern.pattern):
+        assert any(re.search(part, line) for line in lines), part
 
 
 def test_every_placeholder_is_a_group_of_its_row():
