@@ -253,7 +253,7 @@ def why_not_streamed(program: CriuProgram) -> str:
 
 
 def _streamed(request: DumpRequest, run: Run, partial: PartialImage, base: Image | None, notes: list[str]) -> Streamed:
-    settings = Settings(request.workers or default_workers(), request.level)
+    settings = Settings(request.workers or default_workers(), request.level, digest_later=request.leave_running)
     images, target = run.directory / "stream", partial.path / "packs"
     images.mkdir(mode=0o700)
     target.mkdir(mode=0o700)

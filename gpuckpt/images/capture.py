@@ -55,6 +55,10 @@ class Settings:
     workers: int
     level: int | None = DEFAULT_LEVEL
     """zstd's; None stores frames as they are."""
+    digest_later: bool = False
+    """The packs' own digests are taken when all are complete: where the tree runs again by then (--leave-running).
+    Otherwise it waits for them, and many cores have time to spare while CRIU's one thread hands the pages over: read
+    back at the end they took 1.1 s more for 17 GB on 16 cores. On 2 cores both take the same."""
 
 
 class Capture:

@@ -26,11 +26,6 @@ WORKER_PIPE_BYTES = FRAME_BYTES + (FRAME_BYTES >> 2)
 READ_BYTES = 1 << 20
 """Of a small file at a time."""
 
-MANY_WORKERS = 8
-"""So many have time to spare while the tree stands still, for CRIU's one thread is the limit: they keep up the packs'
-digests meanwhile (16 cores, 17 GB: no slower, and 1.1 s saved at the end). On few cores that time is the job's: there a
-pack is read once more when it is complete, and with --leave-running the tree runs again by then."""
-
 SYNC_BYTES = 64 << 20
 """A pack is synced each time it has grown by that much, so that little is left to sync at the end."""
 
@@ -79,8 +74,7 @@ class Worker(threading.Thread):
         super().__init__(name=f"capture-{number}", daemon=True)
         self._capture = capture
         self._number = number
-        at_once = capture.settings.workers >= MANY_WORKERS
-        self._pack = PackWriter(directory, number, digest_at_once=at_once)
+        self._pack = PackWriter(directory, number, digest_at_once=not capture.settings.digest_later)
         self._synced = 0
         self._coder = FrameCoder(capture.settings.level)
         self._buffer = page_aligned(FRAME_BYTES)
