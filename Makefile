@@ -25,7 +25,7 @@ lint: setup ## style, types, and which module may import which
 
 # In two processes where each can have a network and a /run/gpuckpt of its own: the tests wait more than they work.
 pytest: lint
-	@if tests/apart -c ''; then set -- --dist loadfile --tx '2*popen//python=tests/apart'; else set --; fi; \
+	@if tests/apart -c '' 2>/dev/null; then set -- --dist loadfile --tx '2*popen//python=tests/apart'; else set --; fi; \
 	$(VENV)/python -m pytest "$$@"
 
 soak: setup ## a thousand dumps and restores with something killed in each (needs root): SOAK="--count 1000 --seed 7 --minutes 90"
