@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -25,10 +27,20 @@ def require_alive(ids: Sequence[ProcessId], seconds: float) -> None:
 
     Only the root: its children may well finish their work in these seconds.
     """
-    if not stays_alive(ids, seconds):
-        raise RestoredUnhealthy(
-            f"process {ids[0].pid} ended within {seconds:g} s", "its own output says why", process="gone"
-        )
+    with procfs.Watched(ids[0]) as root:
+        if stays_alive(ids, seconds):
+            return
+        why = f"process {ids[0].pid} ended within {seconds:g} s{_how(root.wait_status())}"
+    raise RestoredUnhealthy(why, "its own output says why", process="gone")
+
+
+def _how(wait_status: int | None) -> str:
+    """', exit status 3', ', killed by SIGSEGV', or '' where nobody can tell any more."""
+    if wait_status is None:
+        return ""
+    code = os.waitstatus_to_exitcode(wait_status)
+    names = {one.value: one.name for one in signal.Signals}
+    return f", exit status {code}" if code >= 0 else f", killed by {names.get(-code, f'signal {-code}')}"
 
 
 def stays_alive(ids: Sequence[ProcessId], seconds: float) -> bool:

@@ -10,6 +10,7 @@ from gpuckpt.system.procfs.cgroups import (
 )
 from gpuckpt.system.procfs.descriptors import gpu_files, uses_io_uring
 from gpuckpt.system.procfs.elf import build_id
+from gpuckpt.system.procfs.endings import Watched
 from gpuckpt.system.procfs.host import (
     HostPieces,
     cgroup_kind,
@@ -60,6 +61,7 @@ __all__ = [
     "MemoryLimit",
     "PageLayout",
     "PidKind",
+    "Watched",
     "address_space_room",
     "ancestors",
     "build_id",
