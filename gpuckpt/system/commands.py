@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from gpuckpt.system.invoker import Invoker
+
 EXTRA_DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/opt/gpuckpt/criu/bin")
 
 PASSED_ON = (
@@ -97,13 +99,14 @@ def run(
     timeout: float,
     extra_environment: Mapping[str, str] | None = None,
     cwd: str | None = None,
+    identity: Invoker | None = None,
 ) -> Completed:
-    """Run a program to its end and return what it printed.
+    """Run a program to its end and return what it printed; as another user where `identity` is given.
 
     After `timeout` seconds it is killed with its whole process group. Raises OSError when it cannot
     be started.
     """
-    child = start(argv, extra_environment=extra_environment, cwd=cwd, capture=True)
+    child = start(argv, extra_environment=extra_environment, cwd=cwd, capture=True, identity=identity)
     try:
         stdout, stderr = child.process.communicate(timeout=timeout)
         timed_out = False
@@ -141,6 +144,10 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
+    def kill(self) -> None:
+        """SIGKILL it alone."""
+        self.process.kill()
+
     def kill_group(self) -> None:
         """SIGKILL its whole process group: CRIU may have every other signal blocked."""
         with contextlib.suppress(ProcessLookupError):
@@ -155,11 +162,16 @@ def start(
     capture: bool = False,
     stdin: int | None = None,
     output: int | None = None,
+    errors: int | None = None,
     pass_fds: Sequence[int] = (),
     before_exec: Callable[[], None] | None = None,
     new_session: bool = False,
+    own_group: bool = True,
+    identity: Invoker | None = None,
 ) -> Child:
     """Start a program; stdin is empty unless given, output goes to `output`, a pipe (`capture`) or nowhere.
+
+    Its stderr goes the same way unless `errors` is given. With an `identity` it runs as that user.
 
     `before_exec` runs in the child between fork and exec; only single-threaded callers may use it.
     Raises OSError when the program cannot be started.
@@ -169,12 +181,15 @@ def start(
         list(argv),
         stdin=subprocess.DEVNULL if stdin is None else stdin,
         stdout=sink,
-        stderr=sink,
-        env=environment(extra_environment),
+        stderr=sink if errors is None else errors,
+        env=environment({**(extra_environment or {}), **(identity.environment if identity else {})}),
         cwd=cwd,
         pass_fds=tuple(pass_fds),
         start_new_session=new_session,
-        **_own_group(new_session, before_exec),
+        **(_own_group(new_session, before_exec) if own_group else {}),
+        user=None if identity is None else identity.uid,
+        group=None if identity is None else identity.gid,
+        extra_groups=None if identity is None else identity.groups,
     )
     return Child(tuple(argv), process)
 

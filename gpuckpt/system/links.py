@@ -1,0 +1,205 @@
+"""A two-way stream of bytes to another process, with a limit on every wait.
+
+A side that takes or gives no byte for `stall_seconds` counts as lost: a dead link shows no error for hours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import stat
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+STALL_SECONDS = 60.0
+"""The longest silence. Whoever works longer says so in between."""
+
+MOST_AT_ONCE = 1 << 20
+
+
+class LinkLost(Exception):
+    """The other side has gone, or is silent for too long."""
+
+
+class Silent(LinkLost):
+    """The other side gave or took no byte for the longest time."""
+
+
+class Link(Protocol):
+    """What frames and SFTP need of a connection."""
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send all bytes of all parts. Raises LinkLost."""
+
+    def receive_into(self, view: memoryview) -> None:
+        """Fill the view. Raises LinkLost, also when the stream ends before."""
+
+    def receive(self, limit: int) -> bytes:
+        """Between 1 and `limit` bytes. Raises LinkLost at the end of the stream."""
+
+    def close(self) -> None:
+        """End it, from any thread; what waits in it raises LinkLost."""
+
+
+class Pace:
+    """Bytes per second, over all links that share it and both directions."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        # Some twenty portions a second: fewer are bursts, many more are nothing but sleeping.
+        self.slice_bytes = int(min(MOST_AT_ONCE, max(16 << 10, bytes_per_second / 20)))
+        self._rate = bytes_per_second
+        self._free_at = 0.0
+        self._lock = threading.Lock()
+
+    def spend(self, count: int) -> None:
+        """Wait until `count` bytes may travel."""
+        with self._lock:
+            now = time.monotonic()
+            begin = max(now, self._free_at)
+            self._free_at = begin + count / self._rate
+        time.sleep(begin - now)
+
+
+class SocketLink:
+    """A link over a connected stream socket. Once lost it stays so."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        stall_seconds: float = STALL_SECONDS,
+        pace: Pace | None = None,
+        *,
+        polled: bool = False,
+    ) -> None:
+        """`polled`: silence is no loss, whoever reads looks again."""
+        self._socket = sock
+        self._pace = pace
+        self._polled = polled
+        self._slice = MOST_AT_ONCE if pace is None else pace.slice_bytes
+        # The kernel's own limits: it then waits for a whole piece by itself; Python would wake up for each 32 KiB.
+        sock.setblocking(True)  # noqa: FBT003 - its signature
+        limit = struct.pack("@ll", int(stall_seconds), int(stall_seconds % 1 * 1_000_000))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send all bytes of all parts."""
+        with self._closed_when_lost():
+            for part in parts:
+                rest = memoryview(part)
+                while rest:
+                    # Not sendall: its limit would be for all bytes together.
+                    sent = self._socket.send(rest[: self._slice])
+                    self._spend(sent)
+                    rest = rest[sent:]
+
+    def receive_into(self, view: memoryview) -> None:
+        """Fill the view."""
+        with self._closed_when_lost():
+            while view:
+                got = _some(self._socket.recv_into(view[: self._slice], 0, socket.MSG_WAITALL))
+                self._spend(got)
+                view = view[got:]
+
+    def receive(self, limit: int) -> bytes:
+        """Between 1 and `limit` bytes."""
+        with self._closed_when_lost():
+            content = self._socket.recv(min(limit, self._slice))
+            self._spend(_some(len(content)))
+            return content
+
+    @contextlib.contextmanager
+    def _closed_when_lost(self) -> Iterator[None]:
+        try:
+            with _in_words():
+                yield
+        except LinkLost as lost:
+            if not (self._polled and isinstance(lost, Silent)):
+                self.close()
+            raise
+
+    def _spend(self, count: int) -> None:
+        if self._pace is not None:
+            self._pace.spend(count)
+
+    def close(self) -> None:
+        """End it."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+class PipeLink:
+    """A link over two descriptors, as a program has them that sshd started."""
+
+    def __init__(self, source: int, sink: int, stall_seconds: float = STALL_SECONDS) -> None:
+        self._source, self._sink = source, sink
+        self._stall_milliseconds = int(stall_seconds * 1000)
+        # A pipe takes a part of what is written only where it may not block. Both may be the two ways of one socket.
+        os.set_blocking(sink, False)
+
+    def _wait(self, descriptor: int, what: int) -> None:
+        waiting = select.poll()
+        waiting.register(descriptor, what)
+        if not waiting.poll(self._stall_milliseconds):
+            raise TimeoutError
+
+    def send(self, *parts: bytes | memoryview) -> None:
+        """Send all bytes of all parts."""
+        with _in_words():
+            for part in parts:
+                rest = memoryview(part)
+                while rest:
+                    self._wait(self._sink, select.POLLOUT)
+                    with contextlib.suppress(BlockingIOError):
+                        rest = rest[os.write(self._sink, rest[:MOST_AT_ONCE]) :]
+
+    def receive_into(self, view: memoryview) -> None:
+        """Fill the view."""
+        with _in_words():
+            while view:
+                self._wait(self._source, select.POLLIN)
+                with contextlib.suppress(BlockingIOError):
+                    view = view[_some(os.readv(self._source, [view])) :]
+
+    def receive(self, limit: int) -> bytes:
+        """Between 1 and `limit` bytes."""
+        with _in_words():
+            self._wait(self._source, select.POLLIN)
+            content = os.read(self._source, limit)
+            _some(len(content))
+            return content
+
+    def close(self) -> None:
+        """End it; the descriptors belong to whoever opened them."""
+
+
+def link_of_program(source: int, sink: int) -> Link:
+    """The link of a program whose stdin and stdout these are: with sshd both are one socket."""
+    ends = [os.fstat(descriptor) for descriptor in (source, sink)]
+    if stat.S_ISSOCK(ends[0].st_mode) and os.path.samestat(*ends):
+        return SocketLink(socket.socket(fileno=os.dup(source)))
+    return PipeLink(source, sink)
+
+
+def _some(count: int) -> int:
+    if count == 0:
+        raise LinkLost("the other side has closed the connection")
+    return count
+
+
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except (TimeoutError, BlockingIOError):
+        raise Silent("the other side is silent") from None
+    except (OSError, ValueError) as error:
+        raise LinkLost(getattr(error, "strerror", None) or "the connection was closed") from None
