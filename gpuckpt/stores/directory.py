@@ -24,6 +24,7 @@ import blake3
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import Busy, ImageCorrupt, MachineLacks, NotFound, Refused
 from gpuckpt.model.manifest import Part
+from gpuckpt.stores import protection
 from gpuckpt.system import procfs
 from gpuckpt.system.files import rename_to_new
 
@@ -34,8 +35,9 @@ CHUNK_BYTES = 4 << 20
 PARTIAL_SUFFIX = ".partial"
 AS_ROOT = "run it as root: sudo gpuckpt ..."
 
-NOT_DIGESTED = frozenset({manifests.NAME, "criu-dump.log"})
-"""Files of an image that are no parts: the manifest carries its own digest, the log is only for people."""
+NOT_DIGESTED = frozenset({manifests.NAME, "criu-dump.log", *protection.NAMES})
+"""Files of an image that are no parts: the manifest carries its own digest, the log is only for people, and where
+copies of it lie is noted later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,20 @@ class PartialImage:
 
     def publish(self, raw_manifest: bytes) -> None:
         """Write the manifest last, then rename. Raises OSError; the partial is then still there to be discarded."""
+        self.write_manifest(raw_manifest)
+        self.put_in_place()
+
+    def write_manifest(self, raw_manifest: bytes) -> None:
+        """Write it to the disk. Raises OSError."""
         descriptor = os.open(self.path / manifests.NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
             file.write(raw_manifest)
             file.flush()
             os.fsync(file.fileno())
         _sync(self.path)
+
+    def put_in_place(self) -> None:
+        """Rename, once the manifest is written. Raises OSError, FileExistsError with the partial still there."""
         try:
             rename_to_new(self.path, self.target)
         except FileExistsError:
@@ -104,7 +114,7 @@ def create_partial(target: Path) -> tuple[PartialImage, str]:
         path.mkdir(mode=0o700)
     except FileExistsError:
         raise _being_made(path) from None
-    partial = PartialImage(target, path, _lock(path))
+    partial = PartialImage(target, path, lock_partial(path))
     try:
         partial.criu.mkdir(mode=0o700)
     except OSError:
@@ -119,7 +129,7 @@ def _remove_leftover(path: Path) -> str:
         return ""
     if path.is_symlink() or not path.is_dir():
         raise Refused(f"{path} is in the way and is no leftover of gpuckpt", "remove it")
-    descriptor = _lock(path)
+    descriptor = lock_partial(path)
     try:
         shutil.rmtree(path)
     finally:
@@ -127,7 +137,7 @@ def _remove_leftover(path: Path) -> str:
     return f"removed {path}, which a killed dump had left"
 
 
-def _lock(path: Path) -> int:
+def lock_partial(path: Path) -> int:
     """Lock a partial. Raises Busy when another maker has it, or has taken its place meanwhile."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -258,6 +268,17 @@ def _require_directory(path: Path) -> None:
         raise NotFound(f"{path} is {what}, not an image directory", made)
 
 
+def open_for_removal(path: Path) -> Image:
+    """Open an image that shall be removed: nobody else has it open. Raises as `open_image`, Busy."""
+    image = open_image(path)
+    try:
+        fcntl.flock(image.lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        image.close()
+        raise Busy(f"{path} is in use by another gpuckpt", "wait for it to end") from None
+    return image
+
+
 def _open_directory(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -311,7 +332,7 @@ def verify(image: Image, going_on: Callable[[], None] = lambda: None, *, but: fr
     """
 
     def compare(part: Part) -> None:
-        _verify_part(image.part(part.path), part, going_on, content=part.path not in but)
+        verify_part(image.part(part.path), part, going_on, content=part.path not in but)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         try:
@@ -328,11 +349,12 @@ def verify(image: Image, going_on: Callable[[], None] = lambda: None, *, but: fr
             raise ImageCorrupt(f"{name} is no part of the image: the manifest does not name it", "remove it")
 
 
-def _verify_part(path: Path, part: Part, going_on: Callable[[], None], *, content: bool = True) -> None:
+def verify_part(path: Path, part: Part, going_on: Callable[[], None], *, content: bool = True) -> None:
+    """Compare a file with what the manifest says of it. Raises ImageCorrupt."""
     again = "copy the image again, or restore an older one"
     try:
         seen = path.stat(follow_symlinks=False)
-        if _has_link(path, part.path):
+        if has_link(path, part.path):
             raise ImageCorrupt(f"part {part.path} is reached through a link", "do not restore this image")
         if not stat.S_ISREG(seen.st_mode):
             raise ImageCorrupt(f"part {part.path} is no regular file", again)
@@ -344,7 +366,8 @@ def _verify_part(path: Path, part: Part, going_on: Callable[[], None], *, conten
         raise ImageCorrupt(f"part {part.path} cannot be read: {error.strerror}", again) from None
 
 
-def _has_link(path: Path, relative: str) -> bool:
+def has_link(path: Path, relative: str) -> bool:
+    """A step of the path `relative`, which `path` ends with, is a link."""
     return any(step.is_symlink() for step in (path, *list(path.parents)[: relative.count("/")]))
 
 

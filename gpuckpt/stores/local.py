@@ -1,0 +1,126 @@
+"""Directories of this host as a store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuckpt.model.errors import ImageCorrupt, Refused
+from gpuckpt.stores import directory
+from gpuckpt.stores.landing import VERIFIED, DirectoryArrival
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuckpt.model.manifest import Part
+    from gpuckpt.stores.protocol import Offer, Piece, Ticker
+
+
+class DirectoryStore:
+    """Images in directories of this host."""
+
+    def offer(self, path: str) -> DirectoryOffer:
+        """Open an image for reading."""
+        return DirectoryOffer(directory.open_image(Path(path)))
+
+    def receive(self, path: str, raw_manifest: bytes, _source: Offer | None = None) -> DirectoryArrival:
+        """Begin or go on with taking an image in."""
+        return DirectoryArrival(Path(path), raw_manifest)
+
+    def round_trip_seconds(self) -> float:
+        """Nobody is asked."""
+        return 0.0
+
+    def keep_alive(self) -> None:
+        """Nobody waits."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class DirectoryOffer:
+    """An image of this host, held open."""
+
+    def __init__(self, image: directory.Image) -> None:
+        self.image = image
+        self.manifest = image.manifest
+        self.raw_manifest = os.pread(image.lock_fd, os.fstat(image.lock_fd).st_size, 0)
+
+    def open_reader(self) -> DirectoryReader:
+        """Another stream."""
+        return DirectoryReader(self.image)
+
+    def verify(self, tick: Ticker) -> str:
+        """Read every byte."""
+        total = directory.sizes(self.manifest.parts)
+        directory.verify(self.image, lambda: tick(0, total))
+        return VERIFIED
+
+    def close(self) -> None:
+        """Let the image go."""
+        self.image.close()
+
+
+class DirectoryReader:
+    """Reads pieces of an image into one buffer."""
+
+    MOST_OPEN = 16
+
+    def __init__(self, image: directory.Image) -> None:
+        self._image = image
+        self._open: dict[int, int] = {}
+        self._buffer = bytearray()
+
+    def stream(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, memoryview]]:
+        """Each piece and its bytes."""
+        for piece in pieces:
+            yield piece, self.read(piece)
+
+    def read(self, piece: Piece) -> memoryview:
+        """The bytes of one piece, until the next is read. Raises ImageCorrupt, Refused, OSError."""
+        parts = self._image.manifest.parts
+        if not (
+            0 <= piece.part < len(parts) and piece.number >= 0 and piece.offset + piece.size <= parts[piece.part].size
+        ):
+            raise Refused("a piece that does not lie in the image was asked for", "ask for what its manifest names")
+        if len(self._buffer) < piece.size:
+            self._buffer = bytearray(piece.size)
+        view = memoryview(self._buffer)[: piece.size]
+        if os.preadv(self._descriptor(piece.part, parts[piece.part]), [view], piece.offset) != piece.size:
+            raise ImageCorrupt(f"part {parts[piece.part].path} is shorter than the manifest says", "dump again")
+        return view
+
+    def _descriptor(self, index: int, part: Part) -> int:
+        if index in self._open:
+            return self._open[index]
+        if len(self._open) >= self.MOST_OPEN:
+            os.close(self._open.pop(next(iter(self._open))))
+        self._open[index] = _open_part(self._image, part)
+        return self._open[index]
+
+    def close(self) -> None:
+        """Close the files."""
+        for descriptor in self._open.values():
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self._open = {}
+
+    def cut(self) -> None:
+        """A read from a file ends by itself."""
+
+
+def _open_part(image: directory.Image, part: Part) -> int:
+    path = image.part(part.path)
+    if directory.has_link(path, part.path):
+        raise ImageCorrupt(f"part {part.path} is reached through a link", "do not use this image")
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise ImageCorrupt(f"part {part.path} cannot be read: {error.strerror}", "dump again") from None
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ImageCorrupt(f"part {part.path} is no regular file", "do not use this image")
+    return descriptor

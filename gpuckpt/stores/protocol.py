@@ -1,0 +1,138 @@
+"""What a place for images can do, whichever it is: this host's directories, a host with gpuckpt, a bare SFTP host.
+
+A transfer moves *pieces*: parts of an image cut at fixed places, so that any connection can carry any piece,
+and what has arrived can be named after a crash. A store that takes an image in (an *arrival*) keeps it in
+NAME.partial until every part was verified against the manifest, and then renames it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from gpuckpt.model.manifest import Manifest, Part
+
+    Ticker = Callable[[int, int], None]
+    """Called with (bytes done, bytes in all) while something long goes on; may raise to end it."""
+
+PIECE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a part."""
+
+    part: int
+    """Index into the manifest's parts."""
+    number: int
+    size: int
+
+    @property
+    def offset(self) -> int:
+        """Where it begins in its part, in bytes."""
+        return self.number * PIECE_BYTES
+
+
+def pieces_of(number: int, part: Part) -> Iterator[Piece]:
+    """All pieces of a part; an empty part has one, of no bytes."""
+    for index in range(count_pieces(part.size)):
+        yield Piece(number, index, min(PIECE_BYTES, part.size - index * PIECE_BYTES))
+
+
+def count_pieces(size: int) -> int:
+    """How many pieces a part of `size` bytes has."""
+    return max(1, -(-size // PIECE_BYTES))
+
+
+class Reader(Protocol):
+    """One stream out of an image; for one thread."""
+
+    def stream(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, memoryview]]:
+        """Each piece and its bytes, which hold good until the next. Raises LinkLost, OSError, GpuckptError."""
+
+    def close(self) -> None:
+        """Give it back."""
+
+    def cut(self) -> None:
+        """End it from another thread: what waits in it raises LinkLost."""
+
+
+class Offer(Protocol):
+    """An image that can be read."""
+
+    raw_manifest: bytes
+    manifest: Manifest
+
+    def open_reader(self) -> Reader:
+        """Another stream. Raises LinkLost, GpuckptError."""
+
+    def verify(self, tick: Ticker) -> str:
+        """Read every byte where it lies; says by what it was verified. Raises ImageCorrupt."""
+
+    def close(self) -> None:
+        """Let the image go."""
+
+
+class Writer(Protocol):
+    """One stream into an arrival; for one thread."""
+
+    def send(self, piece: Piece, content: memoryview) -> Iterable[Piece]:
+        """Take a piece; returns those that have arrived meanwhile. Raises LinkLost, OSError, GpuckptError."""
+
+    def drain(self) -> Iterable[Piece]:
+        """Wait until all that was sent has arrived."""
+
+    def close(self) -> None:
+        """Give it back."""
+
+    def cut(self) -> None:
+        """End it from another thread: what waits in it raises LinkLost."""
+
+
+class Arrival(Protocol):
+    """An image on its way in. Only one at a time: its maker holds it until `publish` or `close`."""
+
+    already: bool
+    """The very same image stands there complete: nothing is to be sent."""
+    place: str
+    """Where it will stand, absolute."""
+
+    def held(self) -> dict[int, Sequence[tuple[int, int]]]:
+        """What is there already: part -> ranges of piece numbers, ends excluded."""
+
+    def open_writer(self) -> Writer:
+        """Another stream. Raises LinkLost, GpuckptError."""
+
+    def verify(self, tick: Ticker) -> Sequence[int]:
+        """Compare every byte with the manifest; the parts that do not fit are dropped there and returned."""
+
+    def publish(self) -> str:
+        """Sync and rename; says by what it was verified. Raises Refused, LinkLost, OSError."""
+
+    def close(self) -> None:
+        """Let it go; what has arrived stays for the next try."""
+
+
+class Store(Protocol):
+    """A place for images. Paths are texts; bytes that are no text survive as surrogates."""
+
+    def offer(self, path: str) -> Offer:
+        """Open an image for reading. Raises NotFound, ImageCorrupt, ImageTooNew, Busy, Refused."""
+
+    def receive(self, path: str, raw_manifest: bytes, source: Offer | None = None) -> Arrival:
+        """Begin or go on with taking an image in as `path`; `source` can be read again to compare.
+
+        Raises Busy, Refused, NotFound, ImageCorrupt, LinkLost, OSError.
+        """
+
+    def keep_alive(self) -> None:
+        """To be called every few seconds, by any thread. Raises LinkLost."""
+
+    def round_trip_seconds(self) -> float:
+        """How long a question and its answer take; 0 where nobody is asked."""
+
+    def close(self) -> None:
+        """Let the other side go."""

@@ -1,0 +1,147 @@
+"""A host with nothing but sshd as a store: SFTP alone, and b3sum or sha256sum where they may be run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from gpuckpt.model import manifest as manifests
+from gpuckpt.model.errors import ImageCorrupt, MachineLacks, NotFound
+from gpuckpt.stores import sftpcheck
+from gpuckpt.stores.directory import PARTIAL_SUFFIX
+from gpuckpt.stores.sftparrival import SftpArrival
+from gpuckpt.stores.sftplanes import SftpReader
+from gpuckpt.system.links import LinkLost
+from gpuckpt.system.sftp import Sftp
+from gpuckpt.system.ssh import FAILED
+from gpuckpt.system.ssh_failures import explain, last_words
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gpuckpt.model.manifest import Part
+    from gpuckpt.stores.protocol import Offer, Ticker
+    from gpuckpt.system.ssh import Caller
+
+
+class SftpStore:
+    """A bare SFTP host."""
+
+    def __init__(self, caller: Caller, why: str = "") -> None:
+        """`why`: why there is no gpuckpt. Raises GpuckptError, LinkLost."""
+        self.caller = caller
+        self.where = caller.account.host
+        self.why = why
+        self.first = self._session(further=False)
+        self.without_programs: set[str] = set()
+        """What was tried and could not be run there."""
+        self.busy = threading.Lock()
+        """Held while the first session carries pieces or is asked something at length."""
+
+    def _session(self, *, further: bool) -> Sftp:
+        call = self.caller.sftp(further=further)
+        try:
+            return Sftp(call)
+        except (LinkLost, EOFError) as lost:
+            status, text = call.end()
+            if status == FAILED and "subsystem request failed" not in text:
+                raise explain(self.caller, text) from None
+            if status is None or status < 0:
+                raise LinkLost(str(lost)) from None
+            both = f"{self.where} has neither gpuckpt ({self.why}) nor SFTP ({last_words(text)})"
+            raise MachineLacks(both, "install gpuckpt there, or name it with --remote-command") from None
+
+    def further(self) -> Sftp:
+        """The first session while it is idle, then others. Raises LinkLost, GpuckptError."""
+        if self.busy.acquire(blocking=False):
+            return self.first
+        return self._session(further=True)
+
+    def give_back(self, session: Sftp) -> None:
+        """A session that carries no pieces any more."""
+        if session is self.first:
+            self.busy.release()
+        else:
+            session.cut()
+
+    def reader(self, root: bytes, parts: Sequence[Part]) -> SftpReader:
+        """Another stream out of the directory `root`."""
+        return SftpReader(self, self.further(), root, parts)
+
+    def offer(self, path: str) -> SftpOffer:
+        """Open an image for reading."""
+        return SftpOffer(self, self._absolute(path))
+
+    def receive(self, path: str, raw_manifest: bytes, source: Offer | None = None) -> SftpArrival:
+        """Begin or go on with sending an image there."""
+        return SftpArrival(self, self._absolute(path, make_parent=True), raw_manifest, source)
+
+    def _absolute(self, path: str, *, make_parent: bool = False) -> bytes:
+        raw = os.fsencode(posixpath.normpath(path or "."))
+        parent, name = posixpath.split(raw)
+        if make_parent and self.first.look(parent or b".", follow=True) is None:
+            with contextlib.suppress(OSError):
+                self.first.make_directory(parent)
+        try:
+            above = self.first.real_path(parent or b".")
+        except OSError:
+            raise NotFound(f"{self.where}: no directory {os.fsdecode(parent)}", "make it first") from None
+        return posixpath.join(above, name)
+
+    def keep_alive(self) -> None:
+        """Touch the lock, where nothing else does."""
+        if self.busy.acquire(blocking=False):
+            try:
+                self.first.beat()
+            finally:
+                self.busy.release()
+
+    def round_trip_seconds(self) -> float:
+        """Of one question."""
+        with self.busy:
+            begun = time.monotonic()
+            self.first.real_path(b".")
+            return time.monotonic() - begun
+
+    def close(self) -> None:
+        """End the first session."""
+        self.first.cut()
+
+
+class SftpOffer:
+    """An image there."""
+
+    def __init__(self, store: SftpStore, path: bytes) -> None:
+        self._store, self._path = store, path
+        self.where = f"{store.where}:{os.fsdecode(path)}"
+        if path.endswith(PARTIAL_SUFFIX.encode()):
+            raise ImageCorrupt(f"{self.where} is no complete image: a transfer that has not ended", "push again")
+        self.raw_manifest = self._read_manifest()
+        self.manifest = manifests.decode(self.raw_manifest, f"{self.where}/{manifests.NAME}")
+
+    def _read_manifest(self) -> bytes:
+        if self._store.first.look(self._path, follow=True) is None:
+            raise NotFound(f"{self.where}: no such image", "name a directory that `gpuckpt dump` made")
+        place = self._path + b"/" + manifests.NAME.encode()
+        seen = self._store.first.look(place)
+        if seen is None or not seen.is_file:
+            raise ImageCorrupt(f"{self.where} is no complete image: no {manifests.NAME} in it", "copy the image again")
+        return self._store.first.read_small(place, manifests.MAX_BYTES)
+
+    def open_reader(self) -> SftpReader:
+        """Another stream."""
+        return self._store.reader(self._path, self.manifest.parts)
+
+    def verify(self, tick: Ticker) -> str:
+        """Every byte: by b3sum there, else read back. sha256sum has nothing here to be compared with."""
+        bad, how = sftpcheck.Comparison(self._store, self._path, self.manifest.parts, tick).bad_parts(None)
+        if bad:
+            raise ImageCorrupt(f"part {self.manifest.parts[bad[0]].path} of {self.where} is damaged", "copy it again")
+        return how
+
+    def close(self) -> None:
+        """The session goes with the store."""

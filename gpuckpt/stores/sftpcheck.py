@@ -1,0 +1,172 @@
+"""Whether what lies on a bare SFTP host is what the manifest says, by the best means that host has.
+
+b3sum there, else sha256sum there (where this side can read the same image again), else every byte is read back.
+The names of the parts go to a remote shell: they are quoted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import shlex
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import blake3
+
+from gpuckpt.stores.protocol import pieces_of
+from gpuckpt.system.links import LinkLost, Silent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from gpuckpt.model.manifest import Part
+    from gpuckpt.stores.protocol import Offer, Reader, Ticker
+    from gpuckpt.stores.sftp import SftpStore
+    from gpuckpt.system.links import SocketLink
+    from gpuckpt.system.ssh import Caller
+
+AT_ONCE = 100
+"""Names in one command line."""
+
+MOST_ANSWER = 1 << 20
+LOOK_SECONDS = 1.0
+WORTH_A_SESSION = 32 << 20
+MOST_SESSIONS = 4
+LINE = re.compile(rb"\\?([0-9a-f]{64}) [ *]")
+
+
+class Comparison:
+    """One look at all parts of an image below `root`."""
+
+    def __init__(self, store: SftpStore, root: bytes, parts: Sequence[Part], tick: Ticker) -> None:
+        self._store, self._root, self._parts, self._tick = store, root, parts, tick
+
+    def bad_parts(self, source: Offer | None) -> tuple[list[int], str]:
+        """The parts that do not fit, and by what that was seen. Raises LinkLost."""
+        with self._store.busy:
+            sized = [index for index, part in enumerate(self._parts) if self._has_size(part)]
+        fitting, how = self._compare(sized, source)
+        return sorted(set(range(len(self._parts))) - set(fitting)), how
+
+    def _has_size(self, part: Part) -> bool:
+        seen = self._store.first.look(self._root + b"/" + os.fsencode(part.path))
+        return seen is not None and seen.is_file and seen.size == part.size
+
+    def _compare(self, sized: Sequence[int], source: Offer | None) -> tuple[list[int], str]:
+        there = self._sums("b3sum", sized)
+        if there is not None:
+            return [index for index in sized if there[index] == self._parts[index].blake3], "b3sum there, every byte"
+        if source is not None:
+            both = self._sha256_on_both_sides(sized, source)
+            if both is not None:
+                there, here = both
+                return [index for index in sized if there[index] == here[index]], "sha256sum there, every byte"
+        back = self._read_back(sized)
+        fitting = [index for index in sized if back[index] == self._parts[index].blake3]
+        return fitting, "BLAKE3 of every byte, read back over SFTP"
+
+    def _sums(self, program: str, wanted: Sequence[int]) -> dict[int, str] | None:
+        """A digest for each part; None where the program may not or cannot run."""
+        if program in self._store.without_programs:
+            return None
+        found: list[str] = []
+        for at in range(0, len(wanted), AT_ONCE):
+            names = [os.fsdecode(self._root) + "/" + self._parts[index].path for index in wanted[at : at + AT_ONCE]]
+            some = _sums_of(self._store.caller, program, names, lambda: self._tick(0, 0))
+            if some is None:
+                self._store.without_programs.add(program)
+                return None
+            found += some
+        return dict(zip(wanted, found, strict=True))
+
+    def _sha256_on_both_sides(
+        self, wanted: Sequence[int], source: Offer
+    ) -> tuple[dict[int, str], dict[int, str]] | None:
+        """At the same time: each side has cores of its own. None where the far side cannot."""
+        if "sha256sum" in self._store.without_programs:
+            return None
+        with ThreadPoolExecutor(1) as pool:
+            there = pool.submit(self._sums, "sha256sum", wanted)
+            try:
+                here = dict(self._sha256_here(source, wanted, there))
+            except _NotNeeded:
+                here = {}
+        sums = there.result()
+        return None if sums is None else (sums, here)
+
+    def _sha256_here(
+        self, source: Offer, wanted: Sequence[int], there: Future[dict[int, str] | None]
+    ) -> Iterator[tuple[int, str]]:
+        reader = source.open_reader()
+        try:
+            for index in wanted:
+                hasher = hashlib.sha256()
+                for _, content in reader.stream(pieces_of(index, self._parts[index])):
+                    if there.done() and there.result() is None:
+                        raise _NotNeeded
+                    hasher.update(content)
+                    self._tick(0, 0)
+                yield index, hasher.hexdigest()
+        finally:
+            reader.close()
+
+    def _read_back(self, wanted: Sequence[int]) -> dict[int, str]:
+        """Over several sessions, each with parts of its own, the largest first."""
+        queue = deque(sorted(wanted, key=lambda index: -self._parts[index].size))
+        found: dict[int, str] = {}
+        large = sum(self._parts[index].size > WORTH_A_SESSION for index in wanted)
+        sessions = max(1, min(large, len(os.sched_getaffinity(0)), MOST_SESSIONS))
+        # The sessions are opened one after another: the first is the one that is open already.
+        readers = [self._store.reader(self._root, self._parts) for _ in range(sessions)]
+        with ThreadPoolExecutor(sessions) as pool:
+            for future in [pool.submit(self._hash_some, reader, queue, found) for reader in readers]:
+                future.result()
+        return found
+
+    def _hash_some(self, reader: Reader, queue: deque[int], found: dict[int, str]) -> None:
+        total = sum(part.size for part in self._parts)
+        try:
+            with contextlib.suppress(IndexError):
+                while True:
+                    index = queue.popleft()
+                    hasher = blake3.blake3()
+                    for _, content in reader.stream(pieces_of(index, self._parts[index])):
+                        hasher.update(content)
+                        self._tick(sum(self._parts[done].size for done in list(found)), total)
+                    found[index] = hasher.hexdigest()
+        finally:
+            reader.close()
+
+
+class _NotNeeded(Exception):
+    """The other side has nothing to compare with."""
+
+
+def _sums_of(caller: Caller, program: str, names: Sequence[str], going_on: Callable[[], None]) -> list[str] | None:
+    """What a program of coreutils' manners says of files: a line for each, its digest in front."""
+    call = caller.run(f"{program} -- {shlex.join(names)}", further=True, poll_seconds=LOOK_SECONDS)
+    try:
+        answer = _all_of(call.link, going_on)
+    finally:
+        status, _ = call.end()
+    matches = [LINE.match(line) for line in answer.splitlines()]
+    if status != 0 or len(matches) != len(names) or not all(matches):
+        return None
+    return [match[1].decode() for match in matches if match is not None]
+
+
+def _all_of(link: SocketLink, going_on: Callable[[], None]) -> bytes:
+    """What a program says until its end. It may be silent for long; whether the line is alive is ssh's to see."""
+    answer = b""
+    while len(answer) < MOST_ANSWER:
+        try:
+            answer += link.receive(MOST_ANSWER)
+        except Silent:
+            going_on()
+        except LinkLost:
+            break
+    return answer

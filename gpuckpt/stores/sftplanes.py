@@ -1,0 +1,159 @@
+"""Streams of pieces over SFTP, many requests under way; what was confirmed is noted in a journal on the other side."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections import deque
+from typing import TYPE_CHECKING
+
+from gpuckpt.model.errors import ImageCorrupt, TransferFailed, in_words
+from gpuckpt.stores.journal import RECORD, digest_bytes
+from gpuckpt.stores.protocol import PIECE_BYTES, Piece
+from gpuckpt.system.links import LinkLost
+from gpuckpt.system.sftp import CREATE, READ, UNDER_WAY, WRITE, Sftp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from gpuckpt.model.manifest import Part
+    from gpuckpt.stores.sftp import SftpStore
+
+AHEAD = 2
+"""Pieces under way on one connection."""
+
+
+class SftpReader:
+    """Reads pieces, some requests ahead."""
+
+    def __init__(self, store: SftpStore, session: Sftp, root: bytes, parts: Sequence[Part]) -> None:
+        self._store, self._session, self._root, self._parts = store, session, root, parts
+        self._handles: dict[int, bytes] = {}
+
+    def stream(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, memoryview]]:
+        """Each piece and its bytes; what they must be is compared where they arrive."""
+        under_way: deque[tuple[Piece, list[tuple[int, int, int]]]] = deque()
+        for piece in pieces:
+            under_way.append((piece, self._ask(piece)))
+            if sum(len(requests) for _, requests in under_way) >= UNDER_WAY:
+                self._session.beat()
+                yield self._next(under_way)
+        while under_way:
+            yield self._next(under_way)
+
+    def _ask(self, piece: Piece) -> list[tuple[int, int, int]]:
+        handle, size = self._handle(piece.part), self._session.request_bytes
+        spans = [(at, min(size, piece.size - at)) for at in range(0, piece.size, size)]
+        return [(at, length, self._session.post_read(handle, piece.offset + at, length)) for at, length in spans]
+
+    def _next(self, under_way: deque[tuple[Piece, list[tuple[int, int, int]]]]) -> tuple[Piece, memoryview]:
+        piece, requests = under_way.popleft()
+        content = bytearray(piece.size)
+        for start, length, first in requests:
+            at, number = start, first
+            while at < start + length:
+                chunk = self._session.take_read(number, start + length - at)
+                if not chunk:
+                    name = self._parts[piece.part].path
+                    raise ImageCorrupt(f"part {name} is shorter than the manifest says", "copy the image again")
+                content[at : at + len(chunk)] = chunk
+                at += len(chunk)
+                if at < start + length:
+                    rest = start + length - at
+                    number = self._session.post_read(self._handle(piece.part), piece.offset + at, rest)
+        return piece, memoryview(content)
+
+    def _handle(self, index: int) -> bytes:
+        if index not in self._handles:
+            if len(self._handles) >= UNDER_WAY:
+                # The oldest: nothing that is under way is so old.
+                self._session.done(self._handles.pop(next(iter(self._handles))))
+            place = self._root + b"/" + os.fsencode(self._parts[index].path)
+            try:
+                self._handles[index] = self._session.open_file(place, READ)
+            except OSError as error:
+                name = self._parts[index].path
+                raise ImageCorrupt(f"part {name} cannot be read: {in_words(error)}", "copy the image again") from None
+        return self._handles[index]
+
+    def close(self) -> None:
+        """Give the session back."""
+        with contextlib.suppress(LinkLost, OSError):
+            for handle in self._handles.values():
+                self._session.done(handle)
+        self._store.give_back(self._session)
+
+    def cut(self) -> None:
+        """End it, from any thread."""
+        self._session.cut()
+
+
+class SftpWriter:
+    """Writes pieces, some ahead of their confirmations, and notes those that were confirmed."""
+
+    def __init__(self, store: SftpStore, session: Sftp, root: bytes, parts: Sequence[Part]) -> None:
+        self._store, self._session, self._root, self._parts = store, session, root, parts
+        self._handles: dict[int, bytes] = {}
+        self._under_way: deque[tuple[Piece, list[int]]] = deque()
+        self._journal: bytes | None = None
+        self._journal_size = 0
+
+    def send(self, piece: Piece, content: memoryview) -> Iterable[Piece]:
+        """Send a piece; returns what was confirmed."""
+        requests = self._session.post_write(self._handle(piece.part), piece.offset, content)
+        self._under_way.append((piece, requests))
+        self._session.beat()
+        return self._confirmed(AHEAD - 1)
+
+    def drain(self) -> Iterable[Piece]:
+        """Wait for all confirmations."""
+        return self._confirmed(0)
+
+    def _confirmed(self, most: int) -> list[Piece]:
+        found = []
+        while len(self._under_way) > most:
+            piece, requests = self._under_way.popleft()
+            try:
+                for number in requests:
+                    self._session.answer(number)
+                self._note(piece)
+            except OSError as error:
+                raise self._why(error) from None
+            found.append(piece)
+        return found
+
+    def _why(self, error: OSError) -> TransferFailed:
+        free = self._session.free_bytes(self._root)
+        if free is not None and free < PIECE_BYTES:
+            return TransferFailed("the disk there is full", "make room there; the same command continues it")
+        return TransferFailed(f"it cannot be written there: {in_words(error)}", "the same command continues it")
+
+    def _note(self, piece: Piece) -> None:
+        """Only now: a journal must never name what was not taken."""
+        if self._journal is None:
+            place = self._root + b"/journal." + secrets.token_hex(8).encode()
+            self._journal = self._session.open_file(place, WRITE | CREATE)
+        record = RECORD.pack(digest_bytes(self._parts[piece.part]), piece.number)
+        for number in self._session.post_write(self._journal, self._journal_size, memoryview(record)):
+            self._session.answer(number)
+        self._journal_size += len(record)
+
+    def _handle(self, index: int) -> bytes:
+        if index not in self._handles:
+            if len(self._handles) >= UNDER_WAY:
+                self._session.done(self._handles.pop(next(iter(self._handles))))
+            place = self._root + b"/" + os.fsencode(self._parts[index].path)
+            self._handles[index] = self._session.open_file(place, WRITE | CREATE)
+        return self._handles[index]
+
+    def close(self) -> None:
+        """Give the session back."""
+        with contextlib.suppress(LinkLost, OSError):
+            for handle in (*self._handles.values(), *([self._journal] if self._journal else [])):
+                self._session.done(handle)
+        self._store.give_back(self._session)
+
+    def cut(self) -> None:
+        """End it, from any thread."""
+        self._session.cut()
