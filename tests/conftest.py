@@ -12,7 +12,7 @@ import pytest
 
 from tests.harness import Jobs, criu_or_reason
 
-pytest_plugins = ["tests.fakegpu.fixtures"] if importlib.util.find_spec("tests.fakegpu.fixtures") else []
+pytest_plugins = [name for name in ("tests.fakegpu.fixtures", "tests.transferring") if importlib.util.find_spec(name)]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,7 +17,10 @@ import gpuckpt
 from gpuckpt.cli.dump import dump
 from gpuckpt.cli.failing import fail, interrupt_on_signals
 from gpuckpt.cli.inspect import inspect
+from gpuckpt.cli.pull import pull
+from gpuckpt.cli.push import push
 from gpuckpt.cli.restore import restore
+from gpuckpt.cli.serve import serve
 from gpuckpt.model.errors import UsageError
 
 # Plain help: it needs no rich (64 ms at each start) and looks the same in every locale and in a pipe.
@@ -41,6 +44,9 @@ class Verb(TyperCommand):
 app.command(cls=Verb, short_help="Save a process tree as an image.", options_metavar="--tree PID [OPTIONS]")(dump)
 app.command(cls=Verb, short_help="Say what an image, a running tree or this host is.")(inspect)
 app.command(cls=Verb, short_help="Bring the tree of an image back, or repair one.")(restore)
+app.command(cls=Verb, short_help="Copy an image to another host.")(push)
+app.command(cls=Verb, short_help="Copy an image from another host.")(pull)
+app.command(cls=Verb, hidden=True)(serve)
 
 
 def _show_version(wanted: bool) -> None:

@@ -37,6 +37,8 @@ def image_facts(manifest: Manifest, data: dict[str, Any], *, now: float) -> Iter
     yield "by", f"gpuckpt {manifest.gpuckpt}, CRIU {manifest.criu.version}, image format {manifest.format}"
     yield "size", _sizes(manifest, data.get("bytes_on_disk"))
     yield "verified", _verified(data.get("verified"))
+    for copy in data.get("protected") or ():
+        yield "copy", _copy(copy, now)
     yield "lineage", _lineage(manifest)
     yield "tree after", "went on" if manifest.left_running else "ended with the dump"
     yield "connections", {"keep": "kept (--tcp keep)", "close": "closed (--tcp close)"}.get(manifest.tcp, "")
@@ -50,6 +52,11 @@ def _age(seconds: float) -> str:
     if seconds < 1:
         return ""
     return f", {words.duration(seconds)} ago" if seconds >= 100 else f", {seconds:.0f} s ago"
+
+
+def _copy(copy: dict[str, Any], now: float) -> str:
+    since = copy.get("time", now)
+    return f"{words.safe(copy.get('host'))}:{words.safe(copy.get('path'))}, {words.moment(since)}{_age(now - since)}"
 
 
 def _sizes(manifest: Manifest, on_disk: Any) -> str:

@@ -10,6 +10,7 @@ from gpuckpt.cli import options
 from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.session import Listener, carry_out
 from gpuckpt.model.errors import UsageError
+from gpuckpt.model.location import Location
 from gpuckpt.model.report import Report
 from gpuckpt.model.requests import InspectRequest
 
@@ -20,7 +21,8 @@ def inspect(
         typer.Argument(
             metavar="TARGET",
             autocompletion=options.complete_image,
-            help="The directory of an image. Without it and without --tree: this host.",
+            help="The directory of an image, also user@host:/path; user@host: is that host. Without it and without "
+            "--tree: this host.",
         ),
     ] = None,
     *,
@@ -44,6 +46,8 @@ def inspect(
         ),
     ] = None,
     keep_argv: options.KeepArgv = False,
+    remote_command: options.RemoteCommand = None,
+    ssh_config: options.SshConfig = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -55,14 +59,28 @@ def inspect(
         raise UsageError("--verify needs an image", "name the directory of the image")
     if extract is not None and target is None:
         raise UsageError("--extract needs an image", "name the directory of the image")
+    where = None if target is None else options.elsewhere(target)
+    _refuse_what_is_only_for(where, verify=verify, extract=extract, reached=(remote_command or ssh_config) is not None)
     request = InspectRequest(
-        target=None if target is None else options.absolute(target),
+        target=None if target is None or where is not None else options.absolute(target),
+        remote=None if where is None else options.reach(where, ssh_config, remote_command),
         pid=tree,
         verify=verify,
         keep_argv=keep_argv,
         extract=None if extract is None else options.absolute(extract),
     )
     return carry_out(Manner(as_json, quiet, verbose), lambda listener: _run(request, listener))
+
+
+def _refuse_what_is_only_for(where: Location | None, *, verify: bool, extract: str | None, reached: bool) -> None:
+    if where is None:
+        if reached:
+            raise UsageError("--remote-command and --ssh-config are for another host", "name it: user@host:/path")
+        return
+    if extract is not None:
+        raise UsageError("--extract needs an image of this host", "gpuckpt pull it first")
+    if verify and not where.path:
+        raise UsageError("--verify needs an image", "name it: user@host:/path")
 
 
 def _run(request: InspectRequest, listener: Listener) -> Report:

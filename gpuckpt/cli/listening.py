@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from gpuckpt.cli.canvas import write
 from gpuckpt.cli.manner import Manner, is_terminal
+from gpuckpt.cli.speed import MinuteLines
 from gpuckpt.cli.words import duration, safe
 from gpuckpt.model.report import Event
 
@@ -29,15 +30,17 @@ def listening(manner: Manner) -> Iterator[Listener]:
     if manner.json:
         relay = Relay(lambda event: _write_unlocked(json.dumps(event.to_json())))
     elif manner.verbose and not manner.quiet:
-        relay = Relay(_write_line)
+        relay = Relay(_each_line())
     elif not (manner.quiet or manner.shares_terminal) and is_terminal(sys.stderr):
         from gpuckpt.cli.progress import Progress  # noqa: PLC0415  rich.progress takes 64 ms
 
         progress = Progress()
         relay = Relay(progress.show, progress.close)
-    else:
+    elif manner.quiet or manner.shares_terminal:
         yield _ignore
         return
+    else:
+        relay = Relay(MinuteLines(_write_unlocked).show)
     try:
         yield relay.hear
     finally:
@@ -46,6 +49,16 @@ def listening(manner: Manner) -> Iterator[Listener]:
 
 def _ignore(_event: Event) -> None:
     """Nobody is there."""
+
+
+def _each_line() -> Callable[[Event], None]:
+    minutes = MinuteLines(_write_unlocked)
+
+    def show(event: Event) -> None:
+        minutes.show(event)
+        _write_line(event)
+
+    return show
 
 
 def _write_line(event: Event) -> None:

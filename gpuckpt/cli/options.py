@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gpuckpt.cli.completing import CAPTURE_WORDS, complete_image, complete_pid
+from gpuckpt.cli.manner import is_terminal
 from gpuckpt.model.errors import NotFound, UsageError
+from gpuckpt.model.location import Location
+from gpuckpt.model.location import parse as parse_location
+from gpuckpt.model.requests import Reach
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, and events as JSON lines on stderr.")
@@ -85,6 +91,80 @@ def count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= 256):
         raise typer.BadParameter(f"{text!r} is not a number from 1 to 256.")
     return int(text)
+
+
+def rate(text: str) -> float:
+    """Bytes per second: a number, and K, M or G for the next powers of 1024."""
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMG]?)", text.upper().removesuffix("IB").removesuffix("/S"))
+    value = float(match[1]) * 1024.0 ** ("KMG".find(match[2]) + 1 if match[2] else 0) if match else 0.0
+    if value < 1024:
+        raise typer.BadParameter(f"{text!r} is no rate from 1K on, such as 50M (MiB per second).")
+    return value
+
+
+Connections = Annotated[
+    int | None,
+    typer.Option(
+        "--connections",
+        metavar="K",
+        parser=count,
+        help="SSH connections that carry data at once (default: by cores, latency and size).",
+    ),
+]
+BandwidthLimit = Annotated[
+    float | None,
+    typer.Option("--bwlimit", metavar="RATE", parser=rate, help="At most so many bytes per second: 500K, 50M, 1G."),
+]
+RemoteCommand = Annotated[
+    str | None,
+    typer.Option(
+        "--remote-command",
+        metavar="COMMAND",
+        help="How gpuckpt is started there, for example 'sudo -n gpuckpt'. By default as gpuckpt.",
+    ),
+]
+SshConfig = Annotated[
+    str | None,
+    typer.Option("--ssh-config", "-F", metavar="FILE", help="A configuration for ssh instead of the user's own."),
+]
+VerifyOnly = Annotated[
+    bool,
+    typer.Option("--verify-only", help="Copy nothing: have every byte of the image on the other host checked there."),
+]
+
+
+def location(text: str) -> Location:
+    """Another host and a path there."""
+    found = parse_location(text)
+    if found is None:
+        raise UsageError(f"{text}: no host is named", "write user@host:/path")
+    return found
+
+
+def elsewhere(text: str) -> Location | None:
+    """The host and path that a text names; None for what is here, a name with a colon in it included."""
+    return None if os.path.lexists(text) else parse_location(text)
+
+
+def reach(
+    where: Location,
+    ssh_config: str | None,
+    remote_command: str | None,
+    *,
+    connections: int | None = None,
+    bytes_per_second: float | None = None,
+) -> Reach:
+    """How another host is reached; ssh may ask for a passphrase where a person sits."""
+    if remote_command is not None and not remote_command.strip():
+        raise UsageError("--remote-command is empty", "name the command that starts gpuckpt there")
+    return Reach(
+        location=where,
+        ssh_config=None if ssh_config is None else absolute(ssh_config),
+        remote_command=remote_command,
+        may_ask=is_terminal(sys.stdin),
+        connections=connections,
+        bytes_per_second=bytes_per_second,
+    )
 
 
 Timeout = Annotated[

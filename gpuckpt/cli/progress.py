@@ -9,7 +9,8 @@ from rich.progress import BarColumn, SpinnerColumn, TaskID, TextColumn, TimeElap
 from rich.progress import Progress as RichProgress
 
 from gpuckpt.cli.manner import speaks_unicode
-from gpuckpt.cli.words import safe, size
+from gpuckpt.cli.speed import Speed
+from gpuckpt.cli.words import safe
 from gpuckpt.model.report import Event
 
 LABELS = {
@@ -24,6 +25,7 @@ LABELS = {
     "inject": "restore memory",
     "host_to_gpu": "host memory to GPU",
     "ready": "watch it run",
+    "transfer": "transfer",
 }
 
 
@@ -42,6 +44,7 @@ class Progress:
             transient=True,
         )
         self._tasks: dict[str, TaskID] = {}
+        self._speeds: dict[str, Speed] = {}
 
     def show(self, event: Event) -> None:
         """Draw one event."""
@@ -54,8 +57,7 @@ class Progress:
         if event.state == "end":
             self._finish(task)
         elif event.done_bytes is not None:
-            of = f" of {size(event.total_bytes)}" if event.total_bytes else ""
-            amount = f"{size(event.done_bytes)}{of}"
+            amount = self._speeds.setdefault(event.phase, Speed()).words(event)
             self._display.update(task, completed=event.done_bytes, total=event.total_bytes, amount=amount)
 
     def _task(self, phase: str) -> TaskID:

@@ -134,7 +134,25 @@ def result_lines(report: Report) -> list[str]:
         return [words.safe(command) for command in (report.data.get("extracted") or {}).get("commands", ())]
     if report.outcome == "planned" or "exit_status" in report.data:
         return []
-    return [_dumped(report) if report.command == "dump" else _restored(report)]
+    said = {"dump": _dumped, "push": _transferred, "pull": _transferred}.get(report.command, _restored)
+    return [said(report)]
+
+
+def _transferred(report: Report) -> str:
+    data, seconds = report.data, report.data.get("seconds") or {}
+    sent, skipped = data.get("bytes_sent") or 0, data.get("bytes_skipped") or 0
+    image, location = words.safe(data.get("image", "?")), words.safe(data.get("location", "?"))
+    if not seconds.get("transfer") and not skipped:
+        return f"{location}: every byte is there; verified by {words.safe(data.get('verified', '?'))}"
+    rate = words.rate(sent, seconds.get("transfer"))
+    parts = [
+        f"{report.command}ed {image} to {location}",
+        f"{words.size(sent)} sent{f' at {rate}' if rate else ''}",
+        f"{words.size(skipped)} were there" if skipped else "",
+        f"verified by {words.safe(data.get('verified', '?'))}",
+        f"{words.safe(data['deleted'])} removed" if data.get("deleted") else "",
+    ]
+    return ", ".join(part for part in parts if part)
 
 
 def _dumped(report: Report) -> str:

@@ -116,6 +116,11 @@ def restore(
 
 
 def _image(image: str | None) -> Path:
+    where = options.elsewhere(image or "")
+    if where is not None:
+        raise UsageError(
+            "this version restores only images of this host", f"first: gpuckpt pull {where} DIR, then restore from DIR"
+        )
     return options.absolute(image or "")
 
 

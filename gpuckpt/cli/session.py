@@ -6,6 +6,7 @@ reader of stderr must never hold up a dump, for the job is frozen meanwhile.
 
 from __future__ import annotations
 
+import importlib
 import signal
 from collections.abc import Callable
 from types import FrameType
@@ -17,12 +18,13 @@ from gpuckpt.model.report import Event, Report
 Listener = Callable[[Event], None]
 
 
-def carry_out(manner: Manner, act: Callable[[Listener], Report]) -> int:
-    """Run the flow, show its report, and give the exit status."""
-    import gpuckpt.flows.run  # noqa: F401, PLC0415  --help and TAB must not load the flows; signals in words until here
+def carry_out(manner: Manner, act: Callable[[Listener], Report], flows: str = "run") -> int:
+    """Run the flow, whose module among the flows is named, show its report, and give the exit status."""
     from gpuckpt.cli.listening import listening  # noqa: PLC0415
     from gpuckpt.cli.render import final_status, present  # noqa: PLC0415
 
+    # Not earlier: --help and TAB must not load the flows. Not later: signals end in words until here.
+    importlib.import_module(f"gpuckpt.flows.{flows}")
     with listening(manner) as listener:
         _let_signals_end_us()
         report = act(listener)

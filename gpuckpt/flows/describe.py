@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt import checks
+from gpuckpt.flows import elsewhere, gather, openfiles
 from gpuckpt.flows import extract as extracting
-from gpuckpt.flows import gather, openfiles
 from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.model.errors import ImageCorrupt, Interrupted, Refused
 from gpuckpt.model.jsonform import to_json
 from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.model.requests import DumpRequest, RestoreRequest
 from gpuckpt.owner import hostchanges, runs
-from gpuckpt.stores import directory
+from gpuckpt.stores import directory, protection
 
 if TYPE_CHECKING:
     from gpuckpt.checks.facts import CapturedHere
@@ -32,6 +32,8 @@ def inspect(request: InspectRequest, machine: Machine, interruption: Interruptio
     """Describe an image, a running tree, or this host."""
     if request.pid is not None:
         return _inspect_tree(request.pid, request, machine)
+    if request.remote is not None:
+        return elsewhere.inspect(request, request.remote, machine, interruption)
     if request.target is not None:
         return _inspect_image(request.target, request, machine, interruption)
     return _inspect_host(machine)
@@ -54,6 +56,7 @@ def _inspect_image(target: Path, request: InspectRequest, machine: Machine, inte
             "verified": True if request.verify else None,
             "restorable": _verdict(findings),
             "bytes_on_disk": image.bytes_on_disk(),
+            "protected": to_json(protection.read(image.root)),
             "extracted": {"path": str(request.extract), "commands": commands} if request.extract else None,
         }
         return Report("inspect", "ok", "untouched", data, findings)

@@ -17,7 +17,7 @@ Outcome = Literal["ok", "refused", "failed", "planned", "partial"]
 
 PHASES = (
     *("lock", "gpu_to_host", "freeze", "capture", "files", "publish", "resume"),
-    *("criu", "inject", "host_to_gpu", "ready"),
+    *("criu", "inject", "host_to_gpu", "ready", "transfer"),
 )
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from gpuckpt.model.location import Location
+
 TcpPolicy = Literal["refuse", "keep", "close"]
 
 
@@ -87,3 +89,46 @@ class InspectRequest:
     keep_argv: bool = False
     extract: Path | None = None
     """Write a plain CRIU image directory here."""
+    remote: Reach | None = None
+    """The host, or the image on it, that is looked at instead of this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How another host is reached."""
+
+    location: Location
+    ssh_config: Path | None = None
+    """A file for ssh's -F, instead of the user's own."""
+    remote_command: str | None = None
+    """How gpuckpt is started there; None: as `gpuckpt`, and without one there over SFTP."""
+    may_ask: bool = False
+    """A person sits at a terminal."""
+    connections: int | None = None
+    """None: by cores, latency and size."""
+    bytes_per_second: float | None = None
+    stall_seconds: float = 60.0
+    """After this silence a connection counts as lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class PushRequest:
+    """Copy `image` into the directory `reach.location` of another host."""
+
+    image: Path
+    reach: Reach
+    verify_only: bool = False
+    """Send nothing: say whether the copy there is whole."""
+    delete_source: bool = False
+    """Remove `image` once the copy there is verified."""
+    timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PullRequest:
+    """Copy the image `reach.location` of another host into `directory`."""
+
+    reach: Reach
+    directory: Path
+    verify_only: bool = False
+    timeout_seconds: float | None = None

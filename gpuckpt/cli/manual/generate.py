@@ -33,9 +33,17 @@ SECTIONS = (
     "SEE ALSO",
 )
 ALWAYS = (errors.GpuckptError, errors.UsageError, errors.MachineLacks, errors.NotFound, errors.Interrupted)
+TRANSFER = (
+    *ALWAYS,
+    errors.Refused,
+    errors.Busy,
+    errors.TransferFailed,
+    errors.ImageCorrupt,
+    errors.ImageTooNew,
+)
 ENDINGS: dict[str, tuple[type[errors.GpuckptError], ...]] = {
     "dump": (*ALWAYS, errors.Refused, errors.Busy, errors.DumpFailed, errors.TreeHeld),
-    "inspect": (*ALWAYS, errors.ImageCorrupt, errors.ImageTooNew),
+    "inspect": (*ALWAYS, errors.Refused, errors.TransferFailed, errors.ImageCorrupt, errors.ImageTooNew),
     "restore": (
         *ALWAYS,
         errors.Refused,
@@ -46,6 +54,8 @@ ENDINGS: dict[str, tuple[type[errors.GpuckptError], ...]] = {
         errors.ImageCorrupt,
         errors.ImageTooNew,
     ),
+    "push": TRANSFER,
+    "pull": TRANSFER,
 }
 """Which failures each command can end with."""
 LISTS = {"dump": "DUMP_CHECKS", "restore": "RESTORE_CHECKS"}

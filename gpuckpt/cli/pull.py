@@ -1,0 +1,65 @@
+"""`gpuckpt pull`: an image of another host to here."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpuckpt.cli import options
+from gpuckpt.cli.manner import Manner
+from gpuckpt.cli.session import Listener, carry_out
+from gpuckpt.model.errors import UsageError
+from gpuckpt.model.report import Report
+from gpuckpt.model.requests import PullRequest
+
+
+def pull(
+    source: Annotated[str, typer.Argument(metavar="USER@HOST:IMAGE", help="The image on the other host.")],
+    directory: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR",
+            autocompletion=options.complete_image,
+            help="The directory here in which the image shall stand, by its name. By default the current one.",
+        ),
+    ] = ".",
+    *,
+    connections: options.Connections = None,
+    bwlimit: options.BandwidthLimit = None,
+    verify_only: options.VerifyOnly = False,
+    remote_command: options.RemoteCommand = None,
+    ssh_config: options.SshConfig = None,
+    timeout: options.Timeout = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Copy an image from another host over SSH.
+
+    What was interrupted is continued by the same command. The image stands here, under its name, only when
+    every byte was verified.
+    """
+    where = options.location(source)
+    name = where.path.rstrip("/").rpartition("/")[2]
+    if name in ("", ".", "..", "~"):
+        raise UsageError(f"{source}: no image is named", "write user@host:/path/of/the/image")
+    request = PullRequest(
+        reach=options.reach(
+            where.at(where.path.rstrip("/")),
+            ssh_config,
+            remote_command,
+            connections=connections,
+            bytes_per_second=bwlimit,
+        ),
+        directory=options.absolute(directory),
+        verify_only=verify_only,
+        timeout_seconds=timeout,
+    )
+    return carry_out(Manner(as_json, quiet, verbose), lambda listener: _run(request, listener), "moving")
+
+
+def _run(request: PullRequest, listener: Listener) -> Report:
+    from gpuckpt.flows import moving  # noqa: PLC0415  --help and TAB must not load the flows
+
+    return moving.pull(request, listener)

@@ -1,0 +1,66 @@
+"""`gpuckpt push`: an image to another host."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpuckpt.cli import options
+from gpuckpt.cli.manner import Manner
+from gpuckpt.cli.session import Listener, carry_out
+from gpuckpt.model.errors import UsageError
+from gpuckpt.model.report import Report
+from gpuckpt.model.requests import PushRequest
+
+
+def push(
+    image: Annotated[
+        str,
+        typer.Argument(metavar="IMAGE", autocompletion=options.complete_image, help="The directory of the image."),
+    ],
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="USER@HOST:DIR", help="The directory on the other host in which the image shall stand, by its name."
+        ),
+    ],
+    *,
+    connections: options.Connections = None,
+    bwlimit: options.BandwidthLimit = None,
+    verify_only: options.VerifyOnly = False,
+    delete_source: Annotated[
+        bool,
+        typer.Option("--delete-source", help="Remove IMAGE here once every byte of the copy was verified there."),
+    ] = False,
+    remote_command: options.RemoteCommand = None,
+    ssh_config: options.SshConfig = None,
+    timeout: options.Timeout = None,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Copy an image to another host over SSH.
+
+    What was interrupted is continued by the same command. The image stands there, under its name, only when
+    every byte was verified.
+    """
+    if verify_only and delete_source:
+        raise UsageError(
+            "--verify-only and --delete-source exclude each other", "verify first, then push with the other"
+        )
+    where = options.location(target)
+    request = PushRequest(
+        image=options.absolute(image),
+        reach=options.reach(where, ssh_config, remote_command, connections=connections, bytes_per_second=bwlimit),
+        verify_only=verify_only,
+        delete_source=delete_source,
+        timeout_seconds=timeout,
+    )
+    return carry_out(Manner(as_json, quiet, verbose), lambda listener: _run(request, listener), "moving")
+
+
+def _run(request: PushRequest, listener: Listener) -> Report:
+    from gpuckpt.flows import moving  # noqa: PLC0415  --help and TAB must not load the flows
+
+    return moving.push(request, listener)

@@ -1,0 +1,86 @@
+"""inspect on another host: the host itself through its own gpuckpt, or an image there by its manifest."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from gpuckpt.flows import far
+from gpuckpt.flows.interruption import BrokenOff
+from gpuckpt.model.errors import Interrupted, MachineLacks, TransferFailed
+from gpuckpt.model.facts import Host
+from gpuckpt.model.jsonform import FormError, from_json, to_json
+from gpuckpt.model.report import Event, Finding, Report
+from gpuckpt.stores.ssh import SshStore
+from gpuckpt.system.links import LinkLost
+
+if TYPE_CHECKING:
+    from gpuckpt.flows.interruption import Interruption
+    from gpuckpt.flows.machine import Machine
+    from gpuckpt.model.requests import InspectRequest, Reach
+    from gpuckpt.stores.sftp import SftpStore
+
+MOST_REPORT = 16 << 20
+MOST_FINDINGS = 1000
+
+
+def inspect(request: InspectRequest, reach: Reach, machine: Machine, interruption: Interruption) -> Report:
+    """Describe a host, or an image on it. Raises GpuckptError."""
+    store = far.connect_or_fail(reach)
+    try:
+        if not reach.location.path:
+            return _host(store, reach)
+        return _image(store, request, reach, machine, interruption)
+    except LinkLost as lost:
+        raise TransferFailed(f"{reach.location.host}: {lost}", "try again") from None
+    finally:
+        store.close()
+
+
+def _image(
+    store: SshStore | SftpStore, request: InspectRequest, reach: Reach, machine: Machine, interruption: Interruption
+) -> Report:
+    offer = store.offer(reach.location.path)
+    verified = None
+    if request.verify:
+        machine.listener(Event("verify", "begin"))
+
+        def tick(done: int, total: int) -> None:
+            interruption.check()
+            machine.listener(Event("verify", "progress", done_bytes=done, total_bytes=total))
+
+        try:
+            verified = offer.verify(tick)
+        except BrokenOff as trouble:
+            raise Interrupted(trouble.signal_number or 2, "broken off while verifying", process="untouched") from None
+    data = {
+        "kind": "image",
+        "path": str(reach.location),
+        "manifest": to_json(offer.manifest),
+        "verified": True if verified else None,
+        "verified_by": verified,
+        "restorable": None,
+    }
+    return Report("inspect", "ok", "untouched", data)
+
+
+def _host(store: SshStore | SftpStore, reach: Reach) -> Report:
+    if not isinstance(store, SshStore):
+        raise MachineLacks(
+            f"{reach.location.host} has no gpuckpt to ask: it can store images, over SFTP",
+            "install gpuckpt there, or name it with --remote-command",
+        )
+    answer = store.question({"do": "host"}, most=MOST_REPORT)
+    try:
+        report = json.loads(bytes(answer.payload))
+        return _checked(report)
+    except (ValueError, TypeError, KeyError, RecursionError, FormError):
+        raise TransferFailed(f"{reach.location.host} tells nothing that can be read", "do not trust it") from None
+
+
+def _checked(report: dict[str, Any]) -> Report:
+    """What the other side says of itself, of the right types. Raises FormError, KeyError, TypeError, ValueError."""
+    can = {str(name): value is True for name, value in dict(report["data"]["can"]).items()}
+    data = {"kind": "host", "host": to_json(from_json(Host, report["data"]["host"])), "can": can}
+    findings = tuple(from_json(Finding, finding) for finding in list(report["findings"])[:MOST_FINDINGS])
+    return Report("inspect", "ok", "untouched", data, findings)

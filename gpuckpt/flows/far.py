@@ -1,0 +1,42 @@
+"""The other host: what is there is found out by asking it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuckpt.model.errors import MachineLacks, TransferFailed
+from gpuckpt.stores.ssh import COMMAND, NoGpuckpt, SshStore
+from gpuckpt.system.links import LinkLost, Pace
+from gpuckpt.system.ssh import Account, Caller
+
+if TYPE_CHECKING:
+    from gpuckpt.model.requests import Reach
+    from gpuckpt.stores.sftp import SftpStore
+
+AGAIN = "the same command continues it"
+
+
+def connect(reach: Reach, pace: Pace | None = None) -> SshStore | SftpStore:
+    """A host with gpuckpt, or a bare SFTP host. Raises GpuckptError, LinkLost."""
+    account = Account(reach.location.host, reach.location.port, reach.ssh_config, reach.may_ask)
+    caller = Caller(account, pace, reach.stall_seconds)
+    try:
+        return SshStore(caller, reach.remote_command or COMMAND)
+    except NoGpuckpt as missing:
+        if reach.remote_command:
+            raise MachineLacks(
+                f"gpuckpt does not answer on {account.host}: {missing}",
+                f"make this work first: {caller.by_hand()} '{reach.remote_command} inspect'",
+            ) from None
+        why = str(missing)
+    from gpuckpt.stores.sftp import SftpStore  # noqa: PLC0415  paramiko takes 0.2 s to load
+
+    return SftpStore(caller, why)
+
+
+def connect_or_fail(reach: Reach, pace: Pace | None = None) -> SshStore | SftpStore:
+    """As `connect`; a link that breaks is a TransferFailed."""
+    try:
+        return connect(reach, pace)
+    except LinkLost as lost:
+        raise TransferFailed(f"{reach.location.host}: {lost}", AGAIN) from None

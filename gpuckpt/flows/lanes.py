@@ -1,0 +1,154 @@
+"""The engine of a transfer: pieces of an image out of one store into another, over several lanes at once.
+
+A lane is a thread with a reader and a writer of its own. The lanes share one queue; a lane that cannot be
+opened leaves its share to the others, a lane that breaks ends the attempt, and the next attempt asks the
+other side what has arrived.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from gpuckpt.model.errors import GpuckptError
+from gpuckpt.stores.protocol import Piece, count_pieces, pieces_of
+from gpuckpt.system.links import LinkLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from gpuckpt.model.manifest import Part
+    from gpuckpt.stores.protocol import Reader, Writer
+
+
+def missing_pieces(parts: Sequence[Part], held: dict[int, Sequence[tuple[int, int]]]) -> list[Piece]:
+    """All pieces that are not held, in the order of the parts."""
+    found: list[Piece] = []
+    for index, part in enumerate(parts):
+        there = held.get(index, ())
+        if list(there) != [(0, count_pieces(part.size))]:
+            found += [one for one in pieces_of(index, part) if not any(a <= one.number < b for a, b in there)]
+    return found
+
+
+class Lanes:
+    """Carries pieces until all have arrived. Use as a context manager: leaving it ends all lanes."""
+
+    def __init__(
+        self, pieces: Iterable[Piece], open_reader: Callable[[], Reader], open_writer: Callable[[], Writer]
+    ) -> None:
+        self._waiting = deque(pieces)
+        self._remaining = len(self._waiting)
+        self._open_reader, self._open_writer = open_reader, open_writer
+        self._threads: list[threading.Thread] = []
+        self._lanes: list[_Lane] = []
+        self._lock = threading.Lock()
+        self._over = False
+        self._changed = threading.Event()
+        """All has arrived, or a lane has failed."""
+        self.arrived_bytes = 0
+        self.failures: list[BaseException] = []
+        self.unopened: list[str] = []
+        """Why lanes besides the first could not be opened."""
+
+    def start(self, count: int) -> None:
+        """Open the first lane, then start all. Raises what opening it raises."""
+        first = self._open()
+        self._begin(lambda: self._carry(first))
+        for _ in range(count - 1):
+            self._begin(self._open_and_carry)
+
+    def _begin(self, act: Callable[[], None]) -> None:
+        thread = threading.Thread(target=act, name=f"lane-{len(self._threads)}", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    @property
+    def count(self) -> int:
+        """Lanes that were opened."""
+        return len(self._lanes)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most that long; True when all pieces have arrived. Raises the first failure of a lane."""
+        self._changed.wait(seconds)
+        if self.failures:
+            raise self.failures[0]
+        return self._remaining == 0
+
+    def __enter__(self) -> Lanes:  # noqa: PYI034 - typing.Self comes with 3.11
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with self._lock:
+            self._over = True
+            self._waiting.clear()
+            lanes = list(self._lanes)
+        for lane in lanes:
+            if kind is not None:
+                lane.cut()
+            # One that is still being opened ends itself; a connection that does not come is not waited for.
+            lane.ended.wait()
+
+    def _open(self) -> _Lane:
+        reader = self._open_reader()
+        try:
+            lane = _Lane(reader, self._open_writer())
+        except BaseException:
+            reader.close()
+            raise
+        with self._lock:
+            if not self._over:
+                self._lanes.append(lane)
+                return lane
+        lane.close()
+        raise LinkLost("not needed any more")
+
+    def _open_and_carry(self) -> None:
+        try:
+            lane = self._open()
+        except (LinkLost, GpuckptError, OSError) as error:
+            self.unopened.append(str(error))
+            return
+        self._carry(lane)
+
+    def _carry(self, lane: _Lane) -> None:
+        try:
+            for piece, content in lane.reader.stream(self._take()):
+                self._count(lane.writer.send(piece, content))
+            self._count(lane.writer.drain())
+        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
+            self.failures.append(error)
+            self._changed.set()
+        finally:
+            lane.close()
+
+    def _take(self) -> Iterator[Piece]:
+        while True:
+            try:
+                yield self._waiting.popleft()
+            except IndexError:
+                return
+
+    def _count(self, pieces: Iterable[Piece]) -> None:
+        arrived = list(pieces)
+        with self._lock:
+            self.arrived_bytes += sum(piece.size for piece in arrived)
+            self._remaining -= len(arrived)
+            if self._remaining == 0:
+                self._changed.set()
+
+
+class _Lane:
+    def __init__(self, reader: Reader, writer: Writer) -> None:
+        self.reader, self.writer = reader, writer
+        self.ended = threading.Event()
+
+    def cut(self) -> None:
+        self.reader.cut()
+        self.writer.cut()
+
+    def close(self) -> None:
+        self.reader.close()
+        self.writer.close()
+        self.ended.set()

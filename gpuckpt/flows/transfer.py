@@ -1,0 +1,124 @@
+"""push and pull: an image to another host, or from it.
+
+    open the source -> connect -> what is there already, is there room -> pieces over K connections
+    -> every byte verified where it arrived -> synced, renamed -> (push) protected.json, --delete-source -> Report
+
+Until the rename nothing of this name is there but NAME.partial. A crash of either side, or of the line, leaves that and
+its journal; the same command goes on from there. A line that breaks is connected again a few times by this very run.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpuckpt.flows import far
+from gpuckpt.flows.attempts import Ends, Run
+from gpuckpt.model.errors import (
+    ImageCorrupt,
+    MachineLacks,
+    Refused,
+    in_words,
+)
+from gpuckpt.model.report import Event, Report
+from gpuckpt.stores import directory, protection
+from gpuckpt.stores.local import DirectoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpuckpt.flows.interruption import Interruption
+    from gpuckpt.model.requests import PullRequest, PushRequest
+    from gpuckpt.stores.protocol import Arrival, Offer
+
+    Listener = Callable[[Event], None]
+
+SECRETS = "the image holds the memory of the process, secrets included: who can read it there can read them"
+
+
+def push(request: PushRequest, listener: Listener, interruption: Interruption) -> Report:
+    """Copy an image to another host."""
+    offer = DirectoryStore().offer(str(request.image))
+    where = f"{request.reach.location.path or '.'}/{request.image.name}"
+    try:
+        run = Run(request.reach, listener, interruption)
+        if request.verify_only:
+            return _push_verified_only(run, offer.raw_manifest, where, request)
+
+        def open_ends() -> Ends:
+            store = far.connect(request.reach, run.pace)
+            return run.ends(store, lambda: (offer, store.receive(where, offer.raw_manifest, offer)))
+
+        place, verified = run.carry(open_ends)
+        run.note(SECRETS)
+        _protect(offer.image, request, place, verified, run)
+        data = run.data(offer, f"{request.reach.location.host}:{place}", verified)
+    finally:
+        offer.close()
+    if request.delete_source:
+        _delete(request.image, offer.manifest.image_id)
+        data["deleted"] = str(request.image)
+    return Report("push", "ok", "untouched", {"image": str(request.image), **data})
+
+
+def pull(request: PullRequest, listener: Listener, interruption: Interruption) -> Report:
+    """Copy an image from another host."""
+    path = request.reach.location.path
+    target = request.directory / Path(path).name
+    run = Run(request.reach, listener, interruption)
+    kept: list[Offer] = []
+
+    def open_ends() -> Ends:
+        store = far.connect(request.reach, run.pace)
+
+        def both() -> tuple[Offer, Arrival]:
+            offer = store.offer(path)
+            kept[:] = [offer]
+            return offer, DirectoryStore().receive(str(target), offer.raw_manifest)
+
+        return run.ends(store, both)
+
+    if request.verify_only:
+        return _pull_verified_only(run, request)
+    place, verified = run.carry(open_ends)
+    data = run.data(kept[0], place, verified)
+    return Report("pull", "ok", "untouched", {"image": str(request.reach.location), **data})
+
+
+def _push_verified_only(run: Run, raw: bytes, where: str, request: PushRequest) -> Report:
+    offer, verified = run.look_only(lambda store: store.offer(where))
+    if offer.raw_manifest != raw:
+        raise ImageCorrupt(f"{request.reach.location.at(where)} is another image than {request.image}", "push it again")
+    data = run.data(offer, str(request.reach.location.at(where)), verified)
+    return Report("push", "ok", "untouched", {"image": str(request.image), **data})
+
+
+def _pull_verified_only(run: Run, request: PullRequest) -> Report:
+    location = request.reach.location
+    offer, verified = run.look_only(lambda store: store.offer(location.path))
+    return Report("pull", "ok", "untouched", {"image": str(location), **run.data(offer, str(location), verified)})
+
+
+def _protect(image: directory.Image, request: PushRequest, place: str, verified: str, run: Run) -> None:
+    try:
+        protection.note(image.root, request.reach.location.host, place, verified)
+    except OSError as error:
+        run.note(f"{protection.NAME} could not be written: {in_words(error)}")
+
+
+def _delete(path: Path, image_id: str) -> None:
+    """Remove the source. From its first step on it is no image any more, so that a crash leaves no half one."""
+    image = directory.open_for_removal(path)
+    try:
+        if image.manifest.image_id != image_id:
+            raise Refused(f"{path} is another image by now and was not removed", "look what is there")
+        gone = path.with_name(path.name + directory.PARTIAL_SUFFIX)
+        path.rename(gone)
+        shutil.rmtree(gone)
+    except OSError as error:
+        raise MachineLacks(
+            f"the copy is complete, but {path} could not be removed: {in_words(error)}", "remove it by hand"
+        ) from None
+    finally:
+        image.close()
