@@ -158,6 +158,18 @@ class Proxy:
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
+    def go_down(self) -> None:
+        """Break all, and refuse connections until `come_up`."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+
+    def come_up(self) -> None:
+        """Listen again on the same port."""
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._begin(self._accept)
+
     def close(self) -> None:
         """Break all, and listen no more."""
         with contextlib.suppress(OSError):

@@ -34,6 +34,7 @@ from gpuckpt.model.report import Event
 from gpuckpt.stores import directory
 from gpuckpt.stores.journal import held_bytes
 from gpuckpt.system.links import LinkLost, Pace
+from gpuckpt.system.ssh_failures import NotReached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -109,6 +110,8 @@ class Run:
 
     def ends(self, store: Store, both: Callable[[], tuple[Offer, Arrival]]) -> Ends:
         """Both ends of an attempt; the connection is closed where they cannot be had."""
+        if store.why:
+            self.note(f"{self._reach.location.host} has no gpuckpt that answers ({store.why}): over SFTP")
         try:
             return Ends(*both(), store)
         except BaseException:
@@ -121,11 +124,11 @@ class Run:
         while True:
             try:
                 return self._attempt(open_ends)
-            except LinkLost as lost:
+            except (LinkLost, NotReached) as lost:
                 broken = 1 if self.tally.sent > before else broken + 1
                 before, last_sign = self.tally.sent, time.monotonic()
                 if broken >= TRIES or self.tally.skipped is None:
-                    raise TransferFailed(f"{self._reach.location.host}: {lost}", far.AGAIN) from None
+                    raise far.as_failure(self._reach, lost) from None
                 self._pause(PAUSES[min(broken, len(PAUSES)) - 1], str(lost))
             except Busy:
                 # The other side has not noticed yet that our last connection has gone.

@@ -39,4 +39,11 @@ def connect_or_fail(reach: Reach, pace: Pace | None = None) -> SshStore | SftpSt
     try:
         return connect(reach, pace)
     except LinkLost as lost:
-        raise TransferFailed(f"{reach.location.host}: {lost}", AGAIN) from None
+        raise as_failure(reach, lost) from None
+
+
+def as_failure(reach: Reach, lost: Exception) -> TransferFailed:
+    """A broken line as a failure of the command."""
+    if isinstance(lost, TransferFailed):
+        return lost
+    return TransferFailed(f"{reach.location.host}: {lost}", AGAIN)

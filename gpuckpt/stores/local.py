@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class DirectoryStore:
     """Images in directories of this host."""
 
+    why = ""
+
     def offer(self, path: str) -> DirectoryOffer:
         """Open an image for reading."""
         return DirectoryOffer(directory.open_image(Path(path)))

@@ -119,6 +119,9 @@ class Arrival(Protocol):
 class Store(Protocol):
     """A place for images. Paths are texts; bytes that are no text survive as surrogates."""
 
+    why: str
+    """Why nothing better is used; empty where this is the best."""
+
     def offer(self, path: str) -> Offer:
         """Open an image for reading. Raises NotFound, ImageCorrupt, ImageTooNew, Busy, Refused."""
 

@@ -119,6 +119,8 @@ def _is_pair(value: Any) -> bool:
 class SshStore:
     """A host with gpuckpt."""
 
+    why = ""
+
     def __init__(self, caller: Caller, command: str = COMMAND) -> None:
         """Raises LinkLost, NoGpuckpt, GpuckptError."""
         self._caller, self._command = caller, command

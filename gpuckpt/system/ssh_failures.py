@@ -31,6 +31,10 @@ NOT_REACHED = re.compile(
 )
 
 
+class NotReached(TransferFailed):
+    """The host does not answer: now; in a minute it may."""
+
+
 def explain(caller: Caller, text: str) -> GpuckptError:
     """The failure behind a status of 255."""
     host = caller.account.host
@@ -43,7 +47,7 @@ def explain(caller: Caller, text: str) -> GpuckptError:
     if "Could not resolve hostname" in text:
         return NotFound(f"{last_words(text)}", "name a host that ssh knows")
     if NOT_REACHED.search(text):
-        return TransferFailed(f"{host} cannot be reached: {last_words(text)}", "the same command tries again")
+        return NotReached(f"{host} cannot be reached: {last_words(text)}", "the same command tries again")
     return MachineLacks(f"ssh to {host} failed: {last_words(text)}", f"make this work first: {caller.by_hand()} true")
 
 

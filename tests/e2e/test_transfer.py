@@ -102,7 +102,10 @@ def test_a_pull_whose_line_breaks(jobs, sshd, proxy, images, tmp_path):
     )
     partial = tmp_path / "here" / "big.partial" / "journal"
     wait_for(lambda: partial.exists() and partial.stat().st_size > 36, "pieces arrive")
-    line.cut()
+    line.go_down()
+    said = iter(running.stderr)
+    assert any("cannot be reached" in event for event in said), "it did not try again, and was not refused"
+    line.come_up()
     out, err = running.communicate(timeout=100)
     assert running.returncode == 0, out + err
     assert content_of(tmp_path / "here" / "big") == content_of(images / "big")
