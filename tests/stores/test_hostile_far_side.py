@@ -289,3 +289,25 @@ def test_a_writer_needs_the_token(image, tmp_path):
         store.question({"do": "join", "path": str(tmp_path / "one"), "token": "0" * 32})
     store.close()
     line.ended()
+
+
+def test_a_pack_that_is_shared_with_a_published_image_is_never_written_to(image, tmp_path):
+    tmp_path.chmod(0o700)
+    published = make_image(tmp_path / "old", 5, seed=7, packs=1)
+    coming = make_image(tmp_path / "source", 1, seed=8, packs=1, base=published)
+    pack = next((published / "packs").glob("*.zst"))
+    before = pack.read_bytes()
+    raw = (coming / manifests.NAME).read_bytes()
+    shared = [part.path for part in manifests.decode(raw, "x").parts].index(f"packs/{pack.name}")
+    line = Line()
+    store = SshStore(line)
+    begun = store.question({"do": "begin", "path": str(tmp_path / "new")}, raw).header
+    assert str(shared) in begun["held"]
+    store.question({"do": "join", "path": begun["place"], "token": begun["token"]})
+    content = bytes(8)
+    piece = {"part": shared, "piece": 0, "size": 8, "b3": blake3.blake3(content).hexdigest()}
+    with pytest.raises(GpuckptError, match="shared with another image"):
+        store.question({"do": "write", **piece}, content)
+    store.close()
+    line.ended()
+    assert pack.read_bytes() == before
