@@ -8,6 +8,7 @@ number for a full disk, it says "Failure".
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ SMALL_BYTES = 32 << 10
 
 LARGEST_BYTES = 255 << 10
 MOST_NAMES = 10_000
+MOST_LEVELS = 16
 UNDER_WAY = 64
 READ, WRITE, CREATE, TRUNCATE, EXCLUSIVE = 1, 2, 8, 16, 32
 """SSH_FXF_ flags."""
@@ -77,6 +79,8 @@ class Sftp(paramiko.SFTPClient):  # type: ignore[misc]  # paramiko has no types
     def __init__(self, call: Call) -> None:
         """Greet the server. Raises LinkLost."""
         self._answers: dict[int, tuple[int, Any]] = {}
+        self._asked: set[int] = set()
+        """Requests whose answer has not come yet."""
         self._call = call
         self.beat: Callable[[], None] = lambda: None
         """To be called now and then while the session is used."""
@@ -94,6 +98,7 @@ class Sftp(paramiko.SFTPClient):  # type: ignore[misc]  # paramiko has no types
     def post(self, kind: int, *arguments: Any) -> int:
         """Send a request; returns its number for `answer`. Raises LinkLost."""
         with _plain_errors():
+            self._asked.add(self.request_number)
             return int(self._async_request(type(None), kind, *arguments))
 
     def answer(self, number: int) -> tuple[int, Any]:
@@ -102,7 +107,11 @@ class Sftp(paramiko.SFTPClient):  # type: ignore[misc]  # paramiko has no types
             while number not in self._answers:
                 kind, data = self._read_packet()
                 message = paramiko.Message(data)
-                self._answers[message.get_int()] = (kind, message)
+                answered = message.get_int()
+                if answered not in self._asked:
+                    raise LinkLost("the server answers what it was not asked")
+                self._asked.discard(answered)
+                self._answers[answered] = (kind, message)
             kind, message = self._answers.pop(number)
             if kind == wire.CMD_STATUS:
                 self._convert_status(message)
@@ -143,8 +152,8 @@ class Sftp(paramiko.SFTPClient):  # type: ignore[misc]  # paramiko has no types
         found: list[Entry] = []
         try:
             with contextlib.suppress(EOFError):
-                while len(found) < MOST_NAMES:
-                    found += self._some_names(handle)
+                while len(found) < MOST_NAMES and (some := list(self._some_names(handle))):
+                    found += some
         finally:
             self.done(handle)
         return [entry for entry in found if entry.name not in (b".", b"..") and b"/" not in entry.name]
@@ -183,12 +192,14 @@ class Sftp(paramiko.SFTPClient):  # type: ignore[misc]  # paramiko has no types
         with contextlib.suppress(FileNotFoundError):
             self.ask(wire.CMD_REMOVE, path)
 
-    def remove_tree(self, path: bytes) -> None:
-        """Remove a directory and what is in it; links are removed, not followed."""
+    def remove_tree(self, path: bytes, deepest: int = MOST_LEVELS) -> None:
+        """Remove a directory and what is in it, following no link. Raises OSError, also where it is too deep."""
+        if deepest == 0:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         for entry in self.names(path):
             place = path + b"/" + entry.name
             if entry.is_directory:
-                self.remove_tree(place)
+                self.remove_tree(place, deepest - 1)
             else:
                 self.remove_file(place)
         self.ask(wire.CMD_RMDIR, path)
