@@ -217,6 +217,7 @@ class Run:
                     self._look(ends.far)
                     done = total - size + lanes.arrived_bytes
                     self._listener(Event("transfer", "progress", done_bytes=done, total_bytes=total))
+                self._listener(Event("transfer", "progress", done_bytes=total, total_bytes=total))
             finally:
                 self.tally.sent += lanes.arrived_bytes
                 self.tally.connections = max(self.tally.connections, lanes.count)
