@@ -115,7 +115,7 @@ def start_push(jobs, sshd, image, there, *more):
     return jobs.own(
         start_gpuckpt(
             *("push", image, f"far:{there}", "--ssh-config", sshd.config, "--remote-command", REMOTE_COMMAND),
-            *("--bwlimit", "12M", "--connections", 2, *more),
+            *("--bwlimit", "8M", "--connections", 2, *more),
         )
     )
 
@@ -178,12 +178,15 @@ def test_a_signal_ends_it_and_the_same_command_continues(jobs, sshd, images, the
 
 
 def test_the_second_of_two_pushes_is_refused(jobs, sshd, images, there):
-    first = start_push(jobs, sshd, images / "big", there)
-    wait_for(lambda: arrived(there) >= 1, "pieces arrive")
+    first = start_push(jobs, sshd, images / "big", there, "--bwlimit", "1M")
+    wait_for((there / "big.partial" / "token").exists, "it has begun")
     second = push(sshd, images / "big", there)
     assert (second.status, second.error["code"]) == (22, "busy")
-    first.communicate(timeout=100)
-    assert first.returncode == 0
+    assert first.poll() is None
+    first.kill()
+    first.communicate()
+    wait_for(lambda: not serving_pids(there), "the far side notices")
+    assert push(sshd, images / "big", there).status == 0
     assert content_of(there / "big") == content_of(images / "big")
 
 
