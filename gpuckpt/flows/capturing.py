@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -270,8 +271,8 @@ def _streamed(request: DumpRequest, run: Run, partial: PartialImage, base: Image
             known=shared.known() if shared is not None else None,
         )
     except BaseException:
-        target.rmdir()
         hostchanges.put_back(run.directory, (PIPE_SIZE,))
+        shutil.rmtree(target, ignore_errors=True)
         raise
     return Streamed(images, capture, target, shared, run.directory, notes)
 

@@ -285,7 +285,10 @@ class DumpWork:
         seconds |= {"files": capture.files.seconds} if capture.files.files else {}
         seconds["publish"] = time.monotonic() - began
         self.manifest = self._manifest(capture, content, seconds, done)
-        partial.publish(manifests.encode(self.manifest))
+        raw = manifests.encode(self.manifest)
+        # What cannot be read again may not be called an image: the tree goes on.
+        manifests.decode(raw, str(self.request.image / manifests.NAME))
+        partial.publish(raw)
         self.published = True
 
     def _manifest(

@@ -248,7 +248,7 @@ class RestoreWork:
             tell(owner, "abort")
             said = hear(owner, ("restored",), self.machine)
         except OwnerSays as last:
-            if "left" not in last.message:
+            if last.message.get("left") or "left" not in last.message:
                 raise self._error_from(last.message) from None
             raise _interrupted(trouble, "nothing is left behind") from None
         except OwnerGone:

@@ -38,7 +38,7 @@ MAX_BYTES = 64 << 20
 MAX_MESSAGE = 200
 """How much of a hostile value an error message repeats."""
 
-MAX_NUMBER = 2**63
+MAX_NUMBER = 2**64
 MAX_PID = 1 << 22
 """The kernel's own limit (PID_MAX_LIMIT)."""
 

@@ -32,7 +32,7 @@ class OwnerHandle:
         log = os.open(run.directory / OWNER_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._child = commands.start(
-                commands.python_module("gpuckpt.owner.process", str(theirs.fileno())),
+                commands.python_module("gpuckpt.owner.process", str(theirs.fileno()), str(run.directory)),
                 cwd="/",
                 output=log,
                 pass_fds=(theirs.fileno(), run.lock_fd, *pass_fds),

@@ -93,11 +93,13 @@ def put_back_dead() -> list[str]:
 
 
 def _leave(settings: Sequence[Setting], run: str | None) -> list[str]:
-    if not any(_path(setting).exists() for setting in settings):
-        return []
     try:
+        if not any(_path(setting).exists() for setting in settings):
+            return []
         with _alone():
             return [note for setting in settings for note in _leave_one(setting, run)]
+    except PermissionError:
+        return []  # who is not root has changed nothing, and a check says so in better words
     except OSError as error:
         return [f"a host setting could not be put back now ({error.strerror}); the next run does"]
 

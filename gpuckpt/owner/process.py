@@ -1,4 +1,4 @@
-"""The owner's main program: `python -m gpuckpt.owner.process FD`, FD being its end of the conversation.
+"""The owner's main program: `python -m gpuckpt.owner.process FD RUN-DIRECTORY`, FD being its end of the conversation.
 
 It has a session of its own, is the last the OOM killer takes, ignores the terminal's signals, and lives
 until its order is carried out, whatever becomes of main.
@@ -41,6 +41,7 @@ def main() -> None:
     try:
         message = _await_order(channel)
     except PeerGone:
+        _leave(channel, Path(sys.argv[2]))
         return
     order = order_from_json(message)
     journal = Journal(Path(order.run_directory))
@@ -48,9 +49,7 @@ def main() -> None:
     journal.write("owner-started", pid=os.getpid(), start_ticks=own.start_ticks if own else 0)
     journal.write("order", kind=message["kind"], order=message["order"])
     _carry_out(order, channel, journal)
-    hostchanges.put_back(Path(order.run_directory))  # after a crash; and what a main that was killed had changed
-    if channel.peer_is_gone:
-        runs.remove_if_settled(Path(order.run_directory))  # main would have done it
+    _leave(channel, Path(order.run_directory))
     # A driver call that never returned must not keep us: its thread ends with the process.
     sys.stderr.flush()
     os._exit(0)
@@ -65,6 +64,13 @@ def _await_order(channel: Channel) -> dict[str, Any]:
         if message is not None and message["say"] == "abort":
             raise PeerGone
     return message
+
+
+def _leave(channel: Channel, run_directory: Path) -> None:
+    """Put right what a crash of ours, or a main that was killed, has left changed."""
+    hostchanges.put_back(run_directory)
+    if channel.peer_is_gone:
+        runs.remove_if_settled(run_directory)
 
 
 def _become_owner() -> None:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -384,3 +385,26 @@ def test_where_the_sysctl_cannot_be_written_smaller_pipes_do(job, place, pipe_si
     with read_only(PIPE_SIZE.path):
         [note] = dump_without_resource(job, place)
     assert note == f"fs.pipe-max-size could not be set to {LARGE} (Read-only file system): the run went on without"
+
+
+def test_main_is_killed_before_it_gave_an_order(begin, pipe_size):
+    """Main raises the limit while it prepares; the owner that waits for its order puts it back."""
+    run = begin()
+    ours, theirs = socket.socketpair()
+    argv = [sys.executable, "-m", "gpuckpt.owner.process", str(theirs.fileno()), str(run.directory)]
+    owner = subprocess.Popen(argv, pass_fds=[theirs.fileno()])
+    theirs.close()
+    assert hostchanges.raise_pipe_limit(run.directory) == []
+    assert pipe_size() == str(16 << 20)
+    ours.close()
+    assert owner.wait() == 0
+    assert pipe_size() == "1048576"
+
+
+def test_who_is_not_root_gets_no_exception(begin, pipe_size):
+    run = begin()
+    hostchanges.raise_pipe_limit(run.directory)
+    words = "from gpuckpt.owner import hostchanges; import os; os.setuid(65534); print(hostchanges.put_back_dead())"
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert (done.stdout, done.returncode) == ("[]\n", 0), done.stderr
+    hostchanges.put_back(run.directory)

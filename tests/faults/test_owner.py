@@ -193,7 +193,7 @@ def test_an_order_may_come_late(tmp_path):
     ended.wait()
     gone = ProcessId(ended.pid, 1)
     ours, theirs = socket.socketpair()
-    argv = [sys.executable, "-m", "gpuckpt.owner.process", str(theirs.fileno())]
+    argv = [sys.executable, "-m", "gpuckpt.owner.process", str(theirs.fileno()), str(tmp_path)]
     with ours, subprocess.Popen(argv, pass_fds=[theirs.fileno()]) as owner:
         theirs.close()
         channel = Channel(ours)
