@@ -277,6 +277,7 @@ def test_a_pid_that_does_not_exist_is_an_error_and_not_a_process_without_cuda(be
 
 def test_a_zombie_is_a_process_without_cuda(bench):
     app = bench.start()
+    app.is_reaped = False
     os.kill(app.pid, signal.SIGKILL)
     end = time.monotonic() + 20
     # The first thread can be a zombie while others still end, the restore thread among them.

@@ -125,8 +125,9 @@ class FakeApp:
         self.process = process
         self.pid = process.pid
         self.log = log
-        # As any parent does: a dump that ends it waits 3 s for that.
-        threading.Thread(target=process.wait, daemon=True).start()
+        self.is_reaped = True
+        """As any parent does: a dump that ends it waits 3 s for that. Set it to False to keep the zombie."""
+        threading.Thread(target=self._reap, daemon=True).start()
 
     def steps(self) -> list[int]:
         """The kernels' counter, line by line."""
@@ -165,6 +166,12 @@ class FakeApp:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(10)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            if self.is_reaped:
+                self.process.wait()
 
     def _checksums(self) -> list[str]:
         return [line.split()[1] for line in self._lines(self.log) if line.startswith("XSUM ")]
