@@ -75,7 +75,15 @@ def unwind(tree: TreeOrder, means: Means, *, criu_died: bool = False) -> Unwound
         _continue_stopped(tree)
     if criu_died:
         _watch(tree)
-    return Unwound(look(tree, means.suspender), problem, criu_died)
+    seen = look(tree, means.suspender)
+    return Unwound(_doubted(seen, tree) if criu_died else seen, problem, criu_died)
+
+
+def _doubted(seen: tuple[Seen, ...], tree: TreeOrder) -> tuple[Seen, ...]:
+    """What was stopped before may have CRIU's code in it as well: that shows only when somebody lets it go on."""
+    stopped = {one.pid for one in tree.stopped if procfs.state(one) in STOPPED}
+    words = "stopped as before, and CRIU died in it: it may end when it goes on"
+    return tuple(Seen(one.pid, "frozen", words) if one.pid in stopped else one for one in seen)
 
 
 def _watch(tree: TreeOrder) -> None:
