@@ -123,6 +123,8 @@ class Soak:
         answer = self._shoot(plan, "dump", "--tree", self._tree.root, self.image, *NO_SETTLE, *options)
         seen = self._look(plan, answer)
         complete = self.image.exists()
+        if self._is_doubted(plan, answer, complete=complete):
+            return
         if seen in ("gone", "part"):
             if self._taken_along(plan, answer, complete=complete):
                 return
@@ -166,6 +168,16 @@ class Soak:
         if answer is None or (answer.status, answer.report["process"]) != (31, "gone"):
             return False
         self.counts["dump: a killed CRIU took the tree along, and 31 said so"] += 1
+        self._end_tree()
+        return True
+
+    def _is_doubted(self, plan: Turn, answer: Answer | None, *, complete: bool) -> bool:
+        """What stood still when CRIU was killed in it may end when it goes on: 31 must say so, and name it."""
+        if plan.blow.target != "criu" or complete or answer is None or answer.status != 31:
+            return False
+        if "it may end when it goes on" not in answer.error["message"]:
+            return False
+        self.counts["dump: a killed CRIU may have harmed a stopped process, and 31 said so"] += 1
         self._end_tree()
         return True
 
