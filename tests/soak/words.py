@@ -25,7 +25,9 @@ def died_of(shot: Shot, plan: Turn) -> bool:
     """The blow itself ended main, without a word; Python, while it starts, ends with 1 at Ctrl-C."""
     python_started = "/gpuckpt/cli/" in stderr_of(shot)
     early = plan.blow.number == signal.SIGINT and shot.main.returncode == 1 and not python_started
-    return early or shot.main.returncode in (-plan.blow.number, 128 + plan.blow.number)
+    # A main that stands still keeps CRIU's pipes: after a while the owner ends it (owner/dumping.py).
+    ended = plan.blow.number == signal.SIGSTOP and shot.main.returncode == -signal.SIGKILL
+    return early or ended or shot.main.returncode in (-plan.blow.number, 128 + plan.blow.number)
 
 
 def stderr_of(shot: Shot) -> str:
