@@ -11,6 +11,7 @@ from gpuckpt.flows import restore as restoring
 from gpuckpt.flows.interruption import watching
 from gpuckpt.flows.machine import this_machine
 from gpuckpt.flows.reporting import reported
+from gpuckpt.system import limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,13 +30,23 @@ if TYPE_CHECKING:
 def dump(request: DumpRequest, listener: Listener) -> Report:
     """Process tree -> image."""
     with watching(request.timeout_seconds) as interruption:
-        return reported("dump", lambda: dumping.dump(request, this_machine(listener), interruption))
+
+        def act() -> Report:
+            limits.require_descriptors()
+            return dumping.dump(request, this_machine(listener), interruption)
+
+        return reported("dump", act)
 
 
 def restore(request: RestoreRequest, listener: Listener) -> Report:
     """Image -> running tree."""
     with watching(request.timeout_seconds) as interruption:
-        return reported("restore", lambda: restoring.restore(request, this_machine(listener), interruption))
+
+        def act() -> Report:
+            limits.require_descriptors()
+            return restoring.restore(request, this_machine(listener), interruption)
+
+        return reported("restore", act)
 
 
 def repair(request: RepairRequest, listener: Listener) -> Report:
