@@ -165,7 +165,7 @@ def test_memory_that_is_there_twice_is_stored_once(start, tmp_path):
 
 @pytest.mark.parametrize("error", [RuntimeError("a bug"), MemoryError(), OSError(5, "Input/output error")])
 def test_a_dying_worker_ends_the_dump_and_the_tree_goes_on(start, tmp_path, monkeypatch, error):
-    root = start(PROGRAMS["private"])
+    root = start("a = bytearray(os.urandom(40 << 20))  # no two frames are equal, so that each is encoded")
     calls = []
 
     def encode(self, raw):
