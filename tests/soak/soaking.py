@@ -123,7 +123,7 @@ class Soak:
         answer = self._shoot(plan, "dump", "--tree", self._tree.root, self.image, *NO_SETTLE, *options)
         seen = self._look(plan, answer)
         complete = self.image.exists()
-        if self._is_doubted(plan, answer, complete=complete):
+        if self._is_doubted(plan, answer):
             return
         if seen in ("gone", "part"):
             if self._taken_along(plan, answer, complete=complete):
@@ -171,9 +171,9 @@ class Soak:
         self._end_tree()
         return True
 
-    def _is_doubted(self, plan: Turn, answer: Answer | None, *, complete: bool) -> bool:
+    def _is_doubted(self, plan: Turn, answer: Answer | None) -> bool:
         """What stood still when CRIU was killed in it may end when it goes on: 31 must say so, and name it."""
-        if plan.blow.target != "criu" or complete or answer is None or answer.status != 31:
+        if plan.blow.target != "criu" or answer is None or answer.status != 31:
             return False
         if "it may end when it goes on" not in answer.error["message"]:
             return False
