@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 
 
 NO_CUDA = "--huge-pages did nothing: no process of the image uses CUDA"
+OWNER_KILLED = "the process that held the tree (the owner) was killed"
 
 
 def restore(request: RestoreRequest, machine: Machine, interruption: Interruption) -> Report:
@@ -140,8 +141,8 @@ class RestoreWork:
     """With --wait: our own standard streams -> the descriptors under which the owner has them."""
     files: FilesInPlace | None = None
     """What was put back or changed on this host."""
-    not_undone: list[str] = field(default_factory=list)
-    """What a failed restore could not take back of its changes to files, in words."""
+    files_now: list[str] = field(default_factory=list)
+    """What a restore that fails must say of files: what stays changed, or could not be taken back."""
     notes: list[str] = field(default_factory=list)
     packed: PackedMemory | None = None
     lean: LeanDirectory | None = None
@@ -156,7 +157,7 @@ class RestoreWork:
         try:
             return self._perform()
         except GpuckptError as error:
-            error.hint = "; ".join(part for part in (error.hint, *self.not_undone) if part)
+            error.hint = "; ".join(part for part in (error.hint, *self.files_now) if part)
             raise
 
     def _perform(self) -> Report:
@@ -192,7 +193,9 @@ class RestoreWork:
             if self.packed is not None:
                 self.packed.close()
             if self.files is not None:
-                self.not_undone = [] if came_up else self.files.take_back()
+                # As whoever finds the journal of a run that was killed: a tree that came alive has them open.
+                keep = came_up or runs.came_alive(self.run.directory)
+                self.files_now = self.files.keep() if keep else self.files.take_back()
                 self.files.close()
 
     def _put_files_in_place(self) -> None:
@@ -261,10 +264,9 @@ class RestoreWork:
     def _order(self, owner: OwnerHandle) -> RestoreOrder:
         manifest = self.manifest
         self.lean = self._prepare(owner)
-        members = tuple(CudaMember(one.id, one.restore_tid, one.gpu_memory_bytes) for one in manifest.cuda)
         return RestoreOrder(
             run_directory=str(self.run.directory),
-            tree=TreeOrder(manifest.tree.root, manifest.tree.ids, manifest.stopped, members),
+            tree=self._tree_order(),
             criu=self.facts.host.criu.path or "",
             images=str(self.lean.path),
             options=self._options(),
@@ -280,6 +282,11 @@ class RestoreWork:
             lean=self.lean.plan is not None,
             huge_pages=self.request.huge_pages,
         )
+
+    def _tree_order(self) -> TreeOrder:
+        manifest = self.manifest
+        members = tuple(CudaMember(one.id, one.restore_tid, one.gpu_memory_bytes) for one in manifest.cuda)
+        return TreeOrder(manifest.tree.root, manifest.tree.ids, manifest.stopped, members)
 
     def _prepare(self, owner: OwnerHandle) -> LeanDirectory:
         """Make the directory that CRIU reads, and decide what it shall not see."""
@@ -379,23 +386,29 @@ class RestoreWork:
 
     def _repair(self) -> dict[str, Any]:
         """The owner is gone: a second one ends what was half built, or finds the tree whole."""
-        order = TreeOrder(self.manifest.tree.root, self.manifest.tree.ids)
+        order = self._tree_order()
         said = repair_with_second_owner(
             self.run, order, self.machine, left_behind=str(self.run.directory), force_program=self.request.force_program
         )
+        alive = runs.came_alive(self.run.directory)
         if said is None or said["state"] == "frozen":
             self.something_is_left = True
             raise RestoreFailed(
-                "the process that held the tree (the owner) was killed, and what it left could not be ended",
+                f"{OWNER_KILLED} after the tree came alive; whether all of it runs is not known"
+                if alive
+                else f"{OWNER_KILLED}, and what it left could not be ended",
                 f"run `gpuckpt restore --tree {order.root.pid}`",
                 process="frozen",
             )
+        if said["state"] == "gone" and alive:
+            why = f"{OWNER_KILLED}; the tree came alive and has ended since"
+            raise RestoredUnhealthy(why, "its own output says why")
         if said["state"] == "gone" or said["duty"] != "nothing":
             try:
                 self.interruption.check()  # what killed the owner may have been meant for all of us
             except BrokenOff as trouble:
                 raise _interrupted(trouble, "nothing is left behind") from None
-            raise RestoreFailed("the process that held the tree (the owner) was killed")
+            raise RestoreFailed(OWNER_KILLED)
         self.notes.append("the owner was killed after the tree came alive")
         ids = said["ids"]
         return {"tree": {"root": ids[0], "ids": ids, "stopped": [], "cuda": []}, "seconds": {}}

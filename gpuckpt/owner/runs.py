@@ -173,13 +173,18 @@ def _matters(directory: Path, operation: str, ids: tuple[ProcessId, ...]) -> boo
     if operation == "restore":
         # Its processes were born by it: their start times are not those of the dump.
         log = directory / CRIU_LOG
-        half_built = not (past.has("let-go") and halfbuilt.came_alive(log))
+        half_built = not came_alive(directory)
         pids = [one.pid for one in ids]
         return half_built and bool(halfbuilt.own_processes(log, pids, born_after=began(past), long_ago=True))
     unwound = past.last("unwound")
     if unwound is not None and unwound.get("state") == "running":
         return False
     return any(procfs.state(one) not in halfbuilt.ENDED for one in ids)
+
+
+def came_alive(directory: Path) -> bool:
+    """Whether the tree of a restore was let go, whole: it may have worked since, and have ended by itself."""
+    return journals.read(directory).has("let-go") and halfbuilt.came_alive(directory / CRIU_LOG)
 
 
 def began(past: journals.PastRun) -> int:
@@ -222,8 +227,7 @@ def settle(directory: Path) -> None:
 
 def _take_files_back(directory: Path) -> None:
     """A restore whose tree never came alive has changed no file."""
-    whole = journals.read(directory).has("let-go") and halfbuilt.came_alive(directory / CRIU_LOG)
-    if not whole:
+    if not came_alive(directory):
         filechanges.undo(directory)
 
 
