@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -109,9 +110,7 @@ class FilesInPlace:
             try:
                 kept = self._change(act)
             except OSError as error:
-                raise RestoreFailed(
-                    f"{act.file.path} cannot be put in place: {error.strerror}", f"look at it: ls -l {act.file.path}"
-                ) from None
+                raise _not_changed(act, error) from None
             self.done.append({"path": act.file.path, "act": act.kind, "kept_as": kept})
 
     def _change(self, act: checks.FileAct) -> str | None:
@@ -143,6 +142,17 @@ class FilesInPlace:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _not_changed(act: checks.FileAct, error: OSError) -> RestoreFailed:
+    path = act.file.path
+    if error.errno != errno.EBUSY:
+        return RestoreFailed(f"{path} cannot be put in place: {error.strerror}", f"look at it: ls -l {path}")
+    instead = ", or say --overwrite-files instead of --truncate-files" if act.captured is not None else ""
+    return RestoreFailed(
+        f"{path} cannot be cut: {error.strerror}, and what is written to it meanwhile would be lost",
+        f"end what has it open (`fuser -v {path}` shows it){instead}",
+    )
 
 
 _WORDS: Mapping[str, str] = {
