@@ -94,7 +94,7 @@ def restore(request: RestoreRequest, machine: Machine, interruption: Interruptio
             return Report("restore", "refused", "untouched", plan, findings, refusal)
         if request.dry_run:
             return Report("restore", "planned", "untouched", plan, findings)
-        run = runs.begin("restore", image.manifest.tree.ids)
+        run = runs.begin("restore", image.manifest.tree.ids, tell=repairing.teller(machine, notes))
         work = RestoreWork(request, machine, interruption, image, facts, findings, run, notes=notes)
         try:
             return work.perform()
