@@ -55,13 +55,15 @@ from gpuckpt.system import procfs
 from gpuckpt.system.terminal import PtyRelay
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpuckpt.checks import RestoreFacts
     from gpuckpt.checks.facts import CapturedHere
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
     from gpuckpt.flows.openfiles import FilesInPlace
     from gpuckpt.images.memory import MemoryPlan
-    from gpuckpt.model.facts import Stdio
+    from gpuckpt.model.facts import OpenFile, Stdio
     from gpuckpt.model.manifest import CriuOptions, Manifest
     from gpuckpt.model.requests import RestoreRequest
     from gpuckpt.owner.runs import Run
@@ -80,6 +82,7 @@ def restore(request: RestoreRequest, machine: Machine, interruption: Interruptio
         machine.listener(Event("verify", "begin"))
         _verify(image, request, interruption)
         notes = [] if request.dry_run else _clear(request, image, machine)
+        seen = openfiles.look(image)
         facts = gather.restore_facts(request, image.manifest, machine, _compare(image, interruption))
         findings = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
         refusal = checks.refusal(findings)
@@ -95,7 +98,7 @@ def restore(request: RestoreRequest, machine: Machine, interruption: Interruptio
         if request.dry_run:
             return Report("restore", "planned", "untouched", plan, findings)
         run = runs.begin("restore", image.manifest.tree.ids, tell=repairing.teller(machine, notes))
-        work = RestoreWork(request, machine, interruption, image, facts, findings, run, notes=notes)
+        work = RestoreWork(request, machine, interruption, image, facts, findings, run, files_seen=seen, notes=notes)
         try:
             return work.perform()
         finally:
@@ -139,6 +142,8 @@ class RestoreWork:
     relay: PtyRelay | None = None
     streams: dict[int, int] = field(default_factory=dict)
     """With --wait: our own standard streams -> the descriptors under which the owner has them."""
+    files_seen: Mapping[str, OpenFile | None] = field(default_factory=dict)
+    """Captured files here, from before they were compared."""
     files: FilesInPlace | None = None
     """What was put back or changed on this host."""
     files_now: list[str] = field(default_factory=list)
@@ -199,7 +204,7 @@ class RestoreWork:
                 self.files.close()
 
     def _put_files_in_place(self) -> None:
-        self.files = openfiles.FilesInPlace(self.image, self.run, self.interruption.check)
+        self.files = openfiles.FilesInPlace(self.image, self.run, self.interruption.check, self.files_seen)
         try:
             self.files.put(checks.file_acts(self.facts))
         except BrokenOff as trouble:

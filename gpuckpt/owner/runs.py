@@ -34,6 +34,8 @@ RUNTIME = Path("/run/gpuckpt")
 PRIVATE = 0o700
 KEPT_FAILURES = 20
 WAIT_STEP_SECONDS = 0.1
+SETTLE_SECONDS = 5.0
+"""How long a run waits for another's restore before it leaves to a later one what an ended run did to files."""
 ROOM_BYTES = 16 << 20
 ROOM_FILES = 64
 """What a run writes into /run: journal, lock, CRIU's log."""
@@ -230,10 +232,13 @@ def settle(directory: Path, tell: Tell | None) -> None:
     """Put right what an ended run that holds nothing has left outside its directory, and remove that.
 
     `tell` hears what could not be put right. Without it (an owner whose main was killed) the words stay in the
-    directory, and the next run tells them.
+    directory, and the next run tells them. The directory stays as well while another restore puts files in place.
     """
     _remove_litter(directory)
-    words = [*_untold(directory), *_take_files_back(directory)]
+    try:
+        words = [*_untold(directory), *_take_files_back(directory)]
+    except TimeoutError:
+        return
     if words and tell is None:
         (directory / UNTOLD).write_text(json.dumps(words))
         return
@@ -252,10 +257,23 @@ def _untold(directory: Path) -> list[str]:
 
 
 def _take_files_back(directory: Path) -> list[str]:
-    """A restore whose tree never came alive has changed no file; returns what could not be taken back, in words."""
-    if came_alive(directory):
+    """A restore whose tree never came alive has changed no file; returns what could not be taken back, in words.
+
+    Raises TimeoutError where another restore puts files in place, which may be the same.
+    """
+    if came_alive(directory) or not (directory / filechanges.JOURNAL).exists():
         return []
-    return [f"an interrupted restore was taken back, but {word}" for word in filechanges.undo(directory)]
+    deadline = time.monotonic() + SETTLE_SECONDS
+
+    def be_patient() -> None:
+        if time.monotonic() > deadline:
+            raise TimeoutError
+
+    lock = alone_with_captured_files(be_patient)
+    try:
+        return [f"an interrupted restore was taken back, but {word}" for word in filechanges.undo(directory)]
+    finally:
+        os.close(lock)
 
 
 def _remove_litter(directory: Path) -> None:

@@ -33,9 +33,8 @@ os.kill(os.getpid(), 9)
 """
 
 
-@pytest.fixture
-def killed(place):
-    """(its run directory, the log that it has put in place, the one from before)."""
+def killed_restore(place: Path) -> tuple[Path, Path, Path]:
+    """The directory of a restore that was killed, the log that it had put in place, the one from before."""
     log, part = place / "train.log", place / "part"
     log.write_bytes(b"old\n")
     part.write_bytes(b"of the image\n")
@@ -43,9 +42,16 @@ def killed(place):
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert done.returncode == -9, done.stderr
     (aside,) = place.glob("train.log.before-restore-*")
-    with log.open("ab") as file:
+    return Path(done.stdout.strip()), log, aside
+
+
+@pytest.fixture
+def killed(place):
+    """A killed restore; then its user goes on with the log."""
+    found = killed_restore(place)
+    with found[1].open("ab") as file:
         file.write(b"days of work\n")
-    yield Path(done.stdout.strip()), log, aside
+    yield found
     runs.leftovers_of([], lambda _: None)
 
 
