@@ -90,7 +90,7 @@ def dump(request: DumpRequest, machine: Machine, interruption: Interruption) -> 
         base = _base(request, machine, interruption, notes)
         if base is not None:
             stack.callback(base.close)
-        run = runs.begin("dump", facts.tree.ids)
+        run = runs.begin("dump", facts.tree.ids, tell=repairing.teller(machine, notes))
         work = DumpWork(request, machine, interruption, facts, findings, run, base, notes=notes)
         try:
             return work.perform()

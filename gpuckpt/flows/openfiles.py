@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,16 +15,18 @@ from gpuckpt.images import openfiles
 from gpuckpt.model.errors import DumpFailed, RestoreFailed
 from gpuckpt.model.manifest import LINK_REMAP, OPEN
 from gpuckpt.owner import runs
+from gpuckpt.system import procfs
 from gpuckpt.system.filechanges import Attributes, FileChanges, Judged
 
 if TYPE_CHECKING:
     from gpuckpt.checks.facts import CapturedHere
-    from gpuckpt.model.facts import Tree
+    from gpuckpt.model.facts import OpenFile, Tree
     from gpuckpt.model.requests import DumpRequest
     from gpuckpt.owner.runs import Run
     from gpuckpt.stores.directory import Image
     from gpuckpt.system.files import Placed
 
+CHANGED = "has changed since it was compared with the image's"
 LEAVE_OUT = "repair that, or leave it out of --capture-files; the job's files are as they were"
 
 
@@ -68,6 +71,11 @@ def save(request: DumpRequest, tree: Tree, directory: Path, going_on: Callable[[
     return saved
 
 
+def look(image: Image) -> dict[str, OpenFile | None]:
+    """What lies here under the names of captured files; None where nothing does."""
+    return {one.path: procfs.file_here(one.path) for one in image.manifest.captured if one.reason == OPEN}
+
+
 def compare(image: Image, going_on: Callable[[], None]) -> dict[str, CapturedHere]:
     """How captured files that are here compare with the image's. Raises what `going_on` raises."""
     found = {
@@ -86,6 +94,8 @@ class FilesInPlace:
     run: Run
     going_on: Callable[[], None]
     """May raise; called between pieces."""
+    seen: Mapping[str, OpenFile | None]
+    """The captured files here as they were when they were compared with the image's."""
     done: list[dict[str, Any]] = field(default_factory=list)
     """For the report: path, what was done, and where the old file or its end lies."""
     _lock: int | None = None
@@ -104,15 +114,20 @@ class FilesInPlace:
         if not captured and not acts:
             return
         self._lock = runs.alone_with_captured_files(self.going_on)
+        self._require_unchanged()
         self._remaps = linkremaps.put_back(self.image.root, [one for one in captured if one.reason == LINK_REMAP])
         for act in acts:
             try:
                 kept = self._change(act)
             except OSError as error:
-                raise RestoreFailed(
-                    f"{act.file.path} cannot be put in place: {error.strerror}", f"look at it: ls -l {act.file.path}"
-                ) from None
+                raise _not_changed(act, error) from None
             self.done.append({"path": act.file.path, "act": act.kind, "kept_as": kept})
+
+    def _require_unchanged(self) -> None:
+        """Before we came in another restore, or anybody, may have changed what was judged, or was found to be right."""
+        now = look(self.image)
+        for path in (path for path, seen in self.seen.items() if _identity(now[path]) != _identity(seen)):
+            raise RestoreFailed(f"{path} {CHANGED}", "repeat the command: it looks again")
 
     def _change(self, act: checks.FileAct) -> str | None:
         path, captured, here = act.file.path, act.captured, act.here
@@ -143,6 +158,22 @@ class FilesInPlace:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _identity(file: OpenFile | None) -> tuple[float | None, ...] | None:
+    """Which file it is, and whether it was written to. Not its blocks: they change when it goes to the disk."""
+    return None if file is None else (file.device, file.inode, file.size, file.mtime, file.mode, file.uid, file.gid)
+
+
+def _not_changed(act: checks.FileAct, error: OSError) -> RestoreFailed:
+    path = act.file.path
+    if error.errno != errno.EBUSY:
+        return RestoreFailed(f"{path} cannot be put in place: {error.strerror}", f"look at it: ls -l {path}")
+    instead = ", or say --overwrite-files instead of --truncate-files" if act.captured is not None else ""
+    return RestoreFailed(
+        f"{path} cannot be cut: {error.strerror}, and what is written to it meanwhile would be lost",
+        f"end what has it open (`fuser -v {path}` shows it){instead}",
+    )
 
 
 _WORDS: Mapping[str, str] = {

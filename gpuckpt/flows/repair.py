@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 def repair(request: RepairRequest, machine: Machine) -> Report:
     """Look at the tree, do what is right for what is seen, and report it process by process."""
-    leftover = _leftover_of(request.pid)
+    notes: list[str] = []
+    leftover = _leftover_of(request.pid, teller(machine, notes))
     tree = _tree_order(request.pid, leftover, machine, force_program=request.force_program)
     data: dict[str, object] = {"root_pid": tree.root.pid, "pids": [one.pid for one in tree.ids]}
     if leftover is not None:
@@ -32,16 +33,26 @@ def repair(request: RepairRequest, machine: Machine) -> Report:
     if request.dry_run:
         return Report("restore", "planned", "untouched", data)
     well = leftover is None and _is_well(tree, force_program=request.force_program)
-    said = _carry_out(tree, leftover, machine, force_program=request.force_program)
+    said = _carry_out(tree, leftover, machine, notes, force_program=request.force_program)
     if said is None:
         raise TreeHeld("the repair was cut off: the process that did it was killed", "repeat the command")
     seen = seen_of(said)
     if said["state"] == "frozen":
         raise TreeHeld(f"the tree does not run: {said['problem'] or words_for_seen(seen)}", "repeat the command later")
-    data |= {"duty": "nothing" if well else said["duty"], "seen": to_json(seen), "notes": said.get("notes", [])}
+    data |= {"duty": "nothing" if well else said["duty"], "seen": to_json(seen), "notes": notes + said.get("notes", [])}
     if said["state"] == "gone" and said["duty"] == "resume":
         raise NotFound(f"the tree of {tree.root.pid} has ended", "restore its newest image")
     return Report("restore", "ok", "running" if said["state"] == "running" else "ended", data)
+
+
+def teller(machine: Machine, notes: list[str]) -> runs.Tell:
+    """Tells what was found when ended runs were settled: at once, and in these notes of the report."""
+
+    def tell(note: str) -> None:
+        machine.listener(Event("host", "note", note))
+        notes.append(note)
+
+    return tell
 
 
 def put_host_back(machine: Machine) -> list[str]:
@@ -57,11 +68,11 @@ def clear_before_dump(tree: Tree, machine: Machine, *, force_program: bool) -> l
 
     What is seen held stays as it is: `runs.begin` then refuses and names the repair. Returns notes.
     """
-    notes = []
-    for leftover in runs.leftovers_of(tree.ids):
+    notes: list[str] = []
+    for leftover in runs.leftovers_of(tree.ids, teller(machine, notes)):
         if leftover.operation != "restore" and _runs_as_before(tree, leftover):
             # All the same through the repair: a CRIU that was killed leaves the tree's connections locked.
-            said = _carry_out(_order_of(leftover), leftover, machine, force_program=force_program)
+            said = _carry_out(_order_of(leftover), leftover, machine, notes, force_program=force_program)
             if said is not None and said["state"] == "running":
                 notes.append(f"cleared what an interrupted {leftover.operation} of this tree had left")
     return notes
@@ -70,36 +81,42 @@ def clear_before_dump(tree: Tree, machine: Machine, *, force_program: bool) -> l
 def clear_before_restore(ids: Sequence[ProcessId], machine: Machine, *, force_program: bool) -> list[str]:
     """End what an interrupted restore of these pids built by half: it never ran, and it holds them. Returns notes."""
     runs.refuse_busy(ids)
-    notes = []
-    for leftover in runs.leftovers_of(ids):
+    notes: list[str] = []
+    for leftover in runs.leftovers_of(ids, teller(machine, notes)):
         if leftover.operation == "restore":
-            said = _carry_out(_order_of(leftover), leftover, machine, force_program=force_program)
+            said = _carry_out(_order_of(leftover), leftover, machine, notes, force_program=force_program)
             if said is not None and said["state"] == "gone":
                 notes.append("ended the half-built tree of an interrupted restore")
     return notes
 
 
-def _leftover_of(pid: int) -> runs.Leftover | None:
+def _leftover_of(pid: int, tell: runs.Tell) -> runs.Leftover | None:
     """What an interrupted run left of the process a user's pid means, by half or as a whole."""
-    found = runs.leftovers_of([ProcessId(pid, 0)])
+    found = runs.leftovers_of([ProcessId(pid, 0)], tell)
     now = procfs.process_id(pid)
     return next((one for one in found if one.operation == "restore" or now in one.ids), None)
 
 
 def _carry_out(
-    tree: TreeOrder | None, leftover: runs.Leftover | None, machine: Machine, *, force_program: bool
+    tree: TreeOrder | None,
+    leftover: runs.Leftover | None,
+    machine: Machine,
+    notes: list[str],
+    *,
+    force_program: bool,
 ) -> dict[str, Any] | None:
-    """Let an owner repair; what the interrupted run left goes when it could be put right."""
+    """Let an owner repair; what the interrupted run left goes when it could be put right. Adds to the notes."""
     if tree is None:
         return None
-    run = runs.begin("repair", tree.ids, repairs=leftover)
+    tell = teller(machine, notes)
+    run = runs.begin("repair", tree.ids, repairs=leftover, tell=tell)
     try:
         left_behind = str(leftover.directory) if leftover else None
         said = repair_with_second_owner(run, tree, machine, left_behind=left_behind, force_program=force_program)
     finally:
         run.finish(keep=False)
     if leftover is not None and said is not None and said["state"] != "frozen":
-        runs.settle(leftover.directory)
+        runs.settle(leftover.directory, tell)
     return said
 
 

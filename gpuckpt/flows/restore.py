@@ -55,13 +55,15 @@ from gpuckpt.system import procfs
 from gpuckpt.system.terminal import PtyRelay
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gpuckpt.checks import RestoreFacts
     from gpuckpt.checks.facts import CapturedHere
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
     from gpuckpt.flows.openfiles import FilesInPlace
     from gpuckpt.images.memory import MemoryPlan
-    from gpuckpt.model.facts import Stdio
+    from gpuckpt.model.facts import OpenFile, Stdio
     from gpuckpt.model.manifest import CriuOptions, Manifest
     from gpuckpt.model.requests import RestoreRequest
     from gpuckpt.owner.runs import Run
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
 
 
 NO_CUDA = "--huge-pages did nothing: no process of the image uses CUDA"
+OWNER_KILLED = "the process that held the tree (the owner) was killed"
 
 
 def restore(request: RestoreRequest, machine: Machine, interruption: Interruption) -> Report:
@@ -79,6 +82,7 @@ def restore(request: RestoreRequest, machine: Machine, interruption: Interruptio
         machine.listener(Event("verify", "begin"))
         _verify(image, request, interruption)
         notes = [] if request.dry_run else _clear(request, image, machine)
+        seen = openfiles.look(image)
         facts = gather.restore_facts(request, image.manifest, machine, _compare(image, interruption))
         findings = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
         refusal = checks.refusal(findings)
@@ -93,8 +97,8 @@ def restore(request: RestoreRequest, machine: Machine, interruption: Interruptio
             return Report("restore", "refused", "untouched", plan, findings, refusal)
         if request.dry_run:
             return Report("restore", "planned", "untouched", plan, findings)
-        run = runs.begin("restore", image.manifest.tree.ids)
-        work = RestoreWork(request, machine, interruption, image, facts, findings, run, notes=notes)
+        run = runs.begin("restore", image.manifest.tree.ids, tell=repairing.teller(machine, notes))
+        work = RestoreWork(request, machine, interruption, image, facts, findings, run, files_seen=seen, notes=notes)
         try:
             return work.perform()
         finally:
@@ -138,10 +142,12 @@ class RestoreWork:
     relay: PtyRelay | None = None
     streams: dict[int, int] = field(default_factory=dict)
     """With --wait: our own standard streams -> the descriptors under which the owner has them."""
+    files_seen: Mapping[str, OpenFile | None] = field(default_factory=dict)
+    """Captured files here, from before they were compared."""
     files: FilesInPlace | None = None
     """What was put back or changed on this host."""
-    not_undone: list[str] = field(default_factory=list)
-    """What a failed restore could not take back of its changes to files, in words."""
+    files_now: list[str] = field(default_factory=list)
+    """What a restore that fails must say of files: what stays changed, or could not be taken back."""
     notes: list[str] = field(default_factory=list)
     packed: PackedMemory | None = None
     lean: LeanDirectory | None = None
@@ -156,7 +162,7 @@ class RestoreWork:
         try:
             return self._perform()
         except GpuckptError as error:
-            error.hint = "; ".join(part for part in (error.hint, *self.not_undone) if part)
+            error.hint = "; ".join(part for part in (error.hint, *self.files_now) if part)
             raise
 
     def _perform(self) -> Report:
@@ -192,11 +198,13 @@ class RestoreWork:
             if self.packed is not None:
                 self.packed.close()
             if self.files is not None:
-                self.not_undone = [] if came_up else self.files.take_back()
+                # As whoever finds the journal of a run that was killed: a tree that came alive has them open.
+                keep = came_up or runs.came_alive(self.run.directory)
+                self.files_now = self.files.keep() if keep else self.files.take_back()
                 self.files.close()
 
     def _put_files_in_place(self) -> None:
-        self.files = openfiles.FilesInPlace(self.image, self.run, self.interruption.check)
+        self.files = openfiles.FilesInPlace(self.image, self.run, self.interruption.check, self.files_seen)
         try:
             self.files.put(checks.file_acts(self.facts))
         except BrokenOff as trouble:
@@ -261,10 +269,9 @@ class RestoreWork:
     def _order(self, owner: OwnerHandle) -> RestoreOrder:
         manifest = self.manifest
         self.lean = self._prepare(owner)
-        members = tuple(CudaMember(one.id, one.restore_tid, one.gpu_memory_bytes) for one in manifest.cuda)
         return RestoreOrder(
             run_directory=str(self.run.directory),
-            tree=TreeOrder(manifest.tree.root, manifest.tree.ids, manifest.stopped, members),
+            tree=self._tree_order(),
             criu=self.facts.host.criu.path or "",
             images=str(self.lean.path),
             options=self._options(),
@@ -280,6 +287,11 @@ class RestoreWork:
             lean=self.lean.plan is not None,
             huge_pages=self.request.huge_pages,
         )
+
+    def _tree_order(self) -> TreeOrder:
+        manifest = self.manifest
+        members = tuple(CudaMember(one.id, one.restore_tid, one.gpu_memory_bytes) for one in manifest.cuda)
+        return TreeOrder(manifest.tree.root, manifest.tree.ids, manifest.stopped, members)
 
     def _prepare(self, owner: OwnerHandle) -> LeanDirectory:
         """Make the directory that CRIU reads, and decide what it shall not see."""
@@ -379,23 +391,29 @@ class RestoreWork:
 
     def _repair(self) -> dict[str, Any]:
         """The owner is gone: a second one ends what was half built, or finds the tree whole."""
-        order = TreeOrder(self.manifest.tree.root, self.manifest.tree.ids)
+        order = self._tree_order()
         said = repair_with_second_owner(
             self.run, order, self.machine, left_behind=str(self.run.directory), force_program=self.request.force_program
         )
+        alive = runs.came_alive(self.run.directory)
         if said is None or said["state"] == "frozen":
             self.something_is_left = True
             raise RestoreFailed(
-                "the process that held the tree (the owner) was killed, and what it left could not be ended",
+                f"{OWNER_KILLED} after the tree came alive; whether all of it runs is not known"
+                if alive
+                else f"{OWNER_KILLED}, and what it left could not be ended",
                 f"run `gpuckpt restore --tree {order.root.pid}`",
                 process="frozen",
             )
+        if said["state"] == "gone" and alive:
+            why = f"{OWNER_KILLED}; the tree came alive and has ended since"
+            raise RestoredUnhealthy(why, "its own output says why")
         if said["state"] == "gone" or said["duty"] != "nothing":
             try:
                 self.interruption.check()  # what killed the owner may have been meant for all of us
             except BrokenOff as trouble:
                 raise _interrupted(trouble, "nothing is left behind") from None
-            raise RestoreFailed("the process that held the tree (the owner) was killed")
+            raise RestoreFailed(OWNER_KILLED)
         self.notes.append("the owner was killed after the tree came alive")
         ids = said["ids"]
         return {"tree": {"root": ids[0], "ids": ids, "stopped": [], "cuda": []}, "seconds": {}}

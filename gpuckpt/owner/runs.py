@@ -15,6 +15,7 @@ import secrets
 import shutil
 import stat
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,17 +28,23 @@ from gpuckpt.system import filechanges, procfs
 from gpuckpt.system.files import placed_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 RUNTIME = Path("/run/gpuckpt")
 PRIVATE = 0o700
 KEPT_FAILURES = 20
 WAIT_STEP_SECONDS = 0.1
+SETTLE_SECONDS = 5.0
+"""How long a run waits for another's restore before it leaves to a later one what an ended run did to files."""
 ROOM_BYTES = 16 << 20
 ROOM_FILES = 64
 """What a run writes into /run: journal, lock, CRIU's log."""
 CRIU_LOG = "criu.log"
 """CRIU's log, in the directory of its run."""
+UNTOLD = "untold"
+"""In the directory of an ended run: what a person must know of it, and what nobody has been told yet."""
+
+Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +91,16 @@ class Leftover:
     ids: tuple[ProcessId, ...]
 
 
-def begin(operation: str, ids: Sequence[ProcessId], *, repairs: Leftover | None = None) -> Run:
-    """Start a run on these processes.
+def begin(
+    operation: str, ids: Sequence[ProcessId], *, repairs: Leftover | None = None, tell: Tell | None = None
+) -> Run:
+    """Start a run on these processes; `tell` hears what was found when ended runs were settled on the way.
 
     Raises Busy when another run works on one of them, or left one of them held (unless this run
     repairs it), MachineLacks when /run cannot be written.
     """
     with _mutex():
-        for other in _others():
+        for other in _others(tell=tell):
             if not {one.pid for one in other.ids} & {one.pid for one in ids}:
                 continue
             if other.locked:
@@ -112,14 +121,15 @@ def refuse_busy(ids: Sequence[ProcessId]) -> None:
             raise _busy(other)
 
 
-def leftovers_of(ids: Sequence[ProcessId]) -> list[Leftover]:
+def leftovers_of(ids: Sequence[ProcessId], tell: Tell | None = None) -> list[Leftover]:
     """What interrupted runs have left of these processes. Known by pid: a restore gives them new start times.
 
-    Raises MachineLacks when /run cannot be written.
+    `tell` as in `begin`. Raises MachineLacks when /run cannot be written.
     """
     pids = {one.pid for one in ids}
     with _mutex():
-        return [_leftover(other) for other in _others() if not other.locked and pids & {one.pid for one in other.ids}]
+        unlocked = [other for other in _others(tell=tell) if not other.locked]
+    return [_leftover(other) for other in unlocked if pids & {one.pid for one in other.ids}]
 
 
 def leftover_of(root: ProcessId) -> Leftover | None:
@@ -150,7 +160,7 @@ def _run_directories() -> list[Path]:
         return []
 
 
-def _others(*, tidy: bool = True) -> Iterator[_Other]:
+def _others(*, tidy: bool = True, tell: Tell | None = None) -> Iterator[_Other]:
     """All other runs that matter; those whose trees have ended are removed on the way (under the mutex only)."""
     for directory in _run_directories():
         said = _read_card(directory)
@@ -158,7 +168,7 @@ def _others(*, tidy: bool = True) -> Iterator[_Other]:
         ids = tuple(ProcessId(pid, ticks) for pid, ticks in said.get("ids", ()))
         if not locked and not _matters(directory, said.get("operation", ""), ids):
             if tidy:
-                settle(directory)
+                settle(directory, tell)
             continue
         yield _Other(directory, said.get("operation", "?"), said.get("pid", 0), said.get("since", 0.0), ids, locked)
 
@@ -173,13 +183,18 @@ def _matters(directory: Path, operation: str, ids: tuple[ProcessId, ...]) -> boo
     if operation == "restore":
         # Its processes were born by it: their start times are not those of the dump.
         log = directory / CRIU_LOG
-        half_built = not (past.has("let-go") and halfbuilt.came_alive(log))
+        half_built = not came_alive(directory)
         pids = [one.pid for one in ids]
         return half_built and bool(halfbuilt.own_processes(log, pids, born_after=began(past), long_ago=True))
     unwound = past.last("unwound")
     if unwound is not None and unwound.get("state") == "running":
         return False
     return any(procfs.state(one) not in halfbuilt.ENDED for one in ids)
+
+
+def came_alive(directory: Path) -> bool:
+    """Whether the tree of a restore was let go, whole: it may have worked since, and have ended by itself."""
+    return journals.read(directory).has("let-go") and halfbuilt.came_alive(directory / CRIU_LOG)
 
 
 def began(past: journals.PastRun) -> int:
@@ -210,21 +225,55 @@ def remove_if_settled(directory: Path) -> None:
     said = _read_card(directory)
     ids = tuple(ProcessId(pid, ticks) for pid, ticks in said.get("ids", ()))
     if said and not _matters(directory, said.get("operation", ""), ids):
-        settle(directory)
+        settle(directory, None)
 
 
-def settle(directory: Path) -> None:
-    """Put right what an ended run that holds nothing has left outside its directory, and remove that."""
+def settle(directory: Path, tell: Tell | None) -> None:
+    """Put right what an ended run that holds nothing has left outside its directory, and remove that.
+
+    `tell` hears what could not be put right. Without it (an owner whose main was killed) the words stay in the
+    directory, and the next run tells them. The directory stays as well while another restore puts files in place.
+    """
     _remove_litter(directory)
-    _take_files_back(directory)
+    try:
+        words = [*_untold(directory), *_take_files_back(directory)]
+    except TimeoutError:
+        return
+    if words and tell is None:
+        (directory / UNTOLD).write_text(json.dumps(words))
+        return
     remove(directory)
+    if tell is not None:
+        for word in words:
+            tell(word)
 
 
-def _take_files_back(directory: Path) -> None:
-    """A restore whose tree never came alive has changed no file."""
-    whole = journals.read(directory).has("let-go") and halfbuilt.came_alive(directory / CRIU_LOG)
-    if not whole:
-        filechanges.undo(directory)
+def _untold(directory: Path) -> list[str]:
+    try:
+        words = json.loads((directory / UNTOLD).read_text())
+    except (OSError, ValueError):
+        return []
+    return [str(word) for word in words] if isinstance(words, list) else []
+
+
+def _take_files_back(directory: Path) -> list[str]:
+    """A restore whose tree never came alive has changed no file; returns what could not be taken back, in words.
+
+    Raises TimeoutError where another restore puts files in place, which may be the same.
+    """
+    if came_alive(directory) or not (directory / filechanges.JOURNAL).exists():
+        return []
+    deadline = time.monotonic() + SETTLE_SECONDS
+
+    def be_patient() -> None:
+        if time.monotonic() > deadline:
+            raise TimeoutError
+
+    lock = alone_with_captured_files(be_patient)
+    try:
+        return [f"an interrupted restore was taken back, but {word}" for word in filechanges.undo(directory)]
+    finally:
+        os.close(lock)
 
 
 def _remove_litter(directory: Path) -> None:

@@ -8,6 +8,9 @@ cut       the end of the file is saved as NAME.later-ID, then the file itself is
 Each act stands in the journal before it begins, so that a kill at any point leaves nothing that `undo` does
 not know. The journal lies in /run: after a reboot in the middle nothing is lost either, for what was there
 lies beside. No link is followed, not even on the way to the file: its directory may be another user's.
+
+Days may pass between a kill and the undo. A file that was written to since, or that somebody has open for
+writing, stays as it is then, and what was there before stays beside it.
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from gpuckpt.system import leases
 from gpuckpt.system.copying import copy_range, copy_whole, same_bytes
-from gpuckpt.system.files import open_plain, rename_to_new
+from gpuckpt.system.files import directory_of, open_plain, opened_in, rename_to_new
 
 JOURNAL = "file-changes"
 """The journal's name in the directory of its run."""
@@ -55,29 +59,6 @@ class Judged:
             raise OSError(errno.ESTALE, CHANGED, path)
 
 
-@contextlib.contextmanager
-def directory_of(path: str) -> Iterator[tuple[int, str]]:
-    """The directory of an absolute path, open, and the name in it. Raises OSError, also for a link on the way."""
-    *steps, name = PurePosixPath(path).parts[1:]
-    at = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        for step in steps:
-            below = os.open(step, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-            os.close(at)
-            at = below
-        # Not only a place (O_PATH): it must be synced.
-        directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
-    except OSError as error:
-        why = "a link on the way is not followed" if error.errno in (errno.ELOOP, errno.ENOTDIR) else error.strerror
-        raise OSError(error.errno, why, path) from None
-    finally:
-        os.close(at)
-    try:
-        yield directory, name
-    finally:
-        os.close(directory)
-
-
 class FileChanges:
     """The changes of one run. Whatever raises, `undo` takes back all that was done; `keep` makes it stay."""
 
@@ -91,7 +72,7 @@ class FileChanges:
         """Make the missing file `path` with the content of `source`. Raises OSError, and what `going_on` raises."""
         with directory_of(path) as (directory, name):
             temporary, made = self._make(directory, path, source, attributes)
-            self._write("put", path, made=[made.st_dev, made.st_ino])
+            self._write("put", path, made=_identity(made))
             rename_to_new(temporary, name, directory)
             os.fsync(directory)
 
@@ -101,7 +82,7 @@ class FileChanges:
             judged.require(_look(directory, name, path), path)
             aside = _fitting(directory, f"{name}.before-restore-{self._id}", path)
             temporary, made = self._make(directory, path, source, attributes)
-            self._write("replace", path, aside=aside, made=[made.st_dev, made.st_ino])
+            self._write("replace", path, aside=aside, made=_identity(made))
             rename_to_new(name, aside, directory)
             judged.require(_look(directory, aside, path), path)  # exchanged just now? Then `undo` gives it its name
             rename_to_new(temporary, name, directory)
@@ -109,8 +90,15 @@ class FileChanges:
             return _beside(path, aside)
 
     def cut(self, path: str, size: int, mtime_ns: int, judged: Judged) -> str:
-        """Save what lies behind `size` and cut it off; returns where it lies. Raises as `put`."""
-        with directory_of(path) as (directory, name), _opened(directory, name, path, os.O_RDWR) as file:
+        """Save what lies behind `size` and cut it off; returns where it lies.
+
+        Raises as `put`; OSError (EBUSY) where somebody has the file open: what he writes meanwhile would be lost.
+        """
+        with (
+            directory_of(path) as (directory, name),
+            opened_in(directory, name, path, os.O_RDWR) as file,
+            leases.alone_with(file, path) as require_alone,
+        ):
             seen = os.fstat(file)
             judged.require(seen, path)
             later = _fitting(directory, f"{name}.later-{self._id}", path)
@@ -121,6 +109,7 @@ class FileChanges:
                 _set(tail, Attributes(stat.S_IMODE(seen.st_mode), seen.st_uid, seen.st_gid, seen.st_mtime_ns))
                 os.fsync(tail)
             os.fsync(directory)
+            require_alone()  # from here on the kernel keeps others waiting for longer than this takes
             judged.require(os.fstat(file), path)
             whole = {"size": size, "whole": seen.st_size, "mtime_ns": seen.st_mtime_ns}
             self._write("cut", path, later=later, old=[judged.device, judged.inode], **whole)
@@ -182,17 +171,6 @@ def _look(directory: int, name: str, path: str) -> os.stat_result:
 
 
 @contextlib.contextmanager
-def _opened(directory: int, name: str, path: str, flags: int) -> Iterator[int]:
-    descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", path)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-@contextlib.contextmanager
 def _created(directory: int, name: str, path: str) -> Iterator[int]:
     """A new file; an error that knows no name gets this one."""
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -229,14 +207,24 @@ def undo(run_directory: Path) -> list[str]:
         if line["act"] == "make" and _beside(line["path"], line["name"]) in ends:
             continue  # it holds what was cut off: gone with the cut taken back, and not before
         try:
-            _UNDO[line["act"]](line)
-        except FileNotFoundError:
-            continue  # never done, or taken back already
+            _take_back(line)
         except OSError as error:
-            problems.append(f"{line['path']} is not as before: {error.strerror}")
+            problems.append(f"{line['path']} is not as before: {error.strerror}{_kept(line)}")
     with contextlib.suppress(OSError):
         journal.unlink()
-    return problems
+    return list(dict.fromkeys(problems))
+
+
+def _take_back(line: dict[str, Any]) -> None:
+    """What is missing in its directory was never done, or taken back already. A missing directory tells nothing."""
+    with directory_of(line["path"]) as (directory, name), contextlib.suppress(FileNotFoundError):
+        _UNDO[line["act"]](line, directory, name)
+
+
+def _kept(line: dict[str, Any]) -> str:
+    if line["act"] == "replace":
+        return f"; the one from before is {_beside(line['path'], line['aside'])}"
+    return f"; the end that was cut off is in {_beside(line['path'], line['later'])}" if line["act"] == "cut" else ""
 
 
 def _lines(journal: Path) -> list[dict[str, Any]]:
@@ -267,56 +255,68 @@ def _is_whole(line: object) -> bool:
     return line.get("act") in _FACTS and line.keys() >= _FACTS[line["act"]]
 
 
-def _undo_make(line: dict[str, Any]) -> None:
-    with directory_of(line["path"]) as (directory, _):
-        os.unlink(line["name"], dir_fd=directory)
+def _undo_make(line: dict[str, Any], directory: int, _name: str) -> None:
+    os.unlink(line["name"], dir_fd=directory)
 
 
-def _undo_put(line: dict[str, Any]) -> None:
-    with directory_of(line["path"]) as (directory, name):
-        if _is(directory, name, line["made"]):
+def _undo_put(line: dict[str, Any], directory: int, name: str) -> None:
+    if _is(directory, name, line["made"]):
+        with _untouched(line, directory, name):
             os.unlink(name, dir_fd=directory)
 
 
-def _undo_replace(line: dict[str, Any]) -> None:
-    with directory_of(line["path"]) as (directory, name):
-        aside = line["aside"]
-        os.stat(aside, dir_fd=directory, follow_symlinks=False)  # FileNotFoundError: never moved, or back already
-        if _is(directory, name, line["made"]):
+def _undo_replace(line: dict[str, Any], directory: int, name: str) -> None:
+    aside = line["aside"]
+    os.stat(aside, dir_fd=directory, follow_symlinks=False)  # FileNotFoundError: never moved, or back already
+    if _is(directory, name, line["made"]):
+        with _untouched(line, directory, name):
             os.rename(aside, name, src_dir_fd=directory, dst_dir_fd=directory)
-        else:
-            _rename_back(directory, aside, name)
-        os.fsync(directory)
+    else:
+        _rename_back(directory, aside, name)
+    os.fsync(directory)
 
 
 def _rename_back(directory: int, aside: str, name: str) -> None:
     try:
         rename_to_new(aside, name, directory)
     except FileExistsError:
-        raise OSError(errno.EEXIST, f"another file stands there now; the one from before is {aside}") from None
+        raise OSError(errno.EEXIST, "another file stands there now") from None
 
 
-def _undo_cut(line: dict[str, Any]) -> None:
+@contextlib.contextmanager
+def _untouched(line: dict[str, Any], directory: int, name: str) -> Iterator[None]:
+    """The file that we made is as we made it, and nobody writes to it. Raises OSError."""
+    with opened_in(directory, name, line["path"], os.O_RDONLY) as file, leases.alone_with(file, line["path"]):
+        if _identity(os.fstat(file)) != line["made"]:
+            raise OSError(errno.ESTALE, "what was put there has been written to since, and stays")
+        yield
+
+
+def _undo_cut(line: dict[str, Any], directory: int, name: str) -> None:
+    with opened_in(directory, line["later"], line["path"], os.O_RDONLY) as tail:
+        try:
+            _put_end_back(line, directory, name, tail)
+        except FileNotFoundError:
+            raise OSError(errno.ESTALE, "it is gone") from None
+    os.unlink(line["later"], dir_fd=directory)
+
+
+def _put_end_back(line: dict[str, Any], directory: int, name: str, tail: int) -> None:
     """Put the end back behind the rest: bytes that are back already must be the same."""
-    path, size, later = line["path"], line["size"], line["later"]
-    with (
-        directory_of(path) as (directory, name),
-        _opened(directory, later, path, os.O_RDONLY) as tail,
-        _opened(directory, name, path, os.O_RDWR) as file,
-    ):
+    path, size = line["path"], line["size"]
+    with opened_in(directory, name, path, os.O_RDWR) as file, leases.alone_with(file, path):
         seen = os.fstat(file)
         there = seen.st_size - size
         if [seen.st_dev, seen.st_ino] != line["old"] or not (
             0 <= there <= line["whole"] - size and same_bytes(tail, file, there, at=size)
         ):
-            raise OSError(errno.EEXIST, f"it has changed; the end that was cut off is in {later}")
+            raise OSError(errno.EEXIST, "it has changed")
         copy_range(tail, file, there, line["whole"] - size, at=seen.st_size)
         os.utime(file, ns=(seen.st_atime_ns, line["mtime_ns"]))
         os.fsync(file)
-        os.unlink(later, dir_fd=directory)
 
 
-_UNDO: dict[str, Callable[[dict[str, Any]], None]] = {
+_UNDO: dict[str, Callable[[dict[str, Any], int, str], None]] = {
     "make": _undo_make,
     "put": _undo_put,
     "replace": _undo_replace,
@@ -324,9 +324,14 @@ _UNDO: dict[str, Callable[[dict[str, Any]], None]] = {
 }
 
 
+def _identity(seen: os.stat_result) -> list[int]:
+    """Of a file that we made: which it is, and whether somebody has written to it since."""
+    return [seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns]
+
+
 def _is(directory: int, name: str, identity: list[int]) -> bool:
     try:
         seen = os.stat(name, dir_fd=directory, follow_symlinks=False)
     except FileNotFoundError:
         return False
-    return [seen.st_dev, seen.st_ino] == identity
+    return [seen.st_dev, seen.st_ino] == identity[:2]

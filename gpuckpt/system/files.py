@@ -7,8 +7,9 @@ import ctypes
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 AT_FDCWD = -100
@@ -68,6 +69,41 @@ def open_plain(path: str | os.PathLike[str]) -> int:
         os.close(descriptor)
         raise OSError(0, "it is no regular file", os.fspath(path))
     return descriptor
+
+
+@contextlib.contextmanager
+def directory_of(path: str) -> Iterator[tuple[int, str]]:
+    """The directory of an absolute path, open, and the name in it. Raises OSError, also for a link on the way."""
+    *steps, name = PurePosixPath(path).parts[1:]
+    at = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for step in steps:
+            below = os.open(step, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            os.close(at)
+            at = below
+        # Not only a place (O_PATH): it must be synced.
+        directory = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=at)
+    except OSError as error:
+        why = "a link on the way is not followed" if error.errno in (errno.ELOOP, errno.ENOTDIR) else error.strerror
+        raise OSError(error.errno, why, path) from None
+    finally:
+        os.close(at)
+    try:
+        yield directory, name
+    finally:
+        os.close(directory)
+
+
+@contextlib.contextmanager
+def opened_in(directory: int, name: str, path: str, flags: int) -> Iterator[int]:
+    """A regular file of an open directory; `path` is for the words. No link is followed. Raises OSError."""
+    descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file", path)
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def rename_to_new(source: str | Path, target: str | Path, directory_fd: int | None = None) -> None:

@@ -107,6 +107,18 @@ def test_a_log_that_grew_is_cut(writer):
     assert ".later-" in done["kept_as"]
 
 
+def test_a_log_that_somebody_has_open_is_not_cut(writer):
+    job = writer("log").start()
+    job.dump("--leave-running")
+    whole = job.end()
+    with job.file.open("ab"):
+        answer = gpuckpt("restore", job.image, "--truncate-files")
+    assert answer.status == 40, rounds.explain(answer)
+    assert f"{job.file} cannot be cut: somebody has it open" in answer.error["message"]
+    assert "fuser -v" in answer.error["hint"] and "--overwrite-files" in answer.error["hint"]
+    assert (job.content(), job.beside()) == (whole, [])
+
+
 def test_a_log_that_grew_is_replaced(writer):
     job = writer("log").start()
     job.dump("--leave-running")

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuckpt.system import copying, filechanges
+from gpuckpt.system import copying, filechanges, files, leases
 from gpuckpt.system.filechanges import Attributes, FileChanges, Judged
 
 OLD = b"old" * 1000
 SAVED = b"saved" * 500
 LIKE = Attributes(0o640, os.geteuid(), os.getegid(), 10**18)
-SOURCES = {filechanges.__file__, copying.__file__}
+SOURCES = {filechanges.__file__, copying.__file__, files.__file__, leases.__file__}
 
 
 class Host:
@@ -167,6 +167,94 @@ def test_what_others_wrote_meanwhile_is_not_lost(host):
     assert now["grown.later-cafe"][0] == OLD[1000:]
     assert now["changed"][0] == b"another's"
     assert now["changed.before-restore-cafe"] == host.before["changed"]
+
+
+@pytest.mark.parametrize("how", ["longer", "in place", "only open"])
+def test_what_somebody_writes_to_since_stays(host, how):
+    """The undo may come days later: a job that was started anew has the file that we made, and works with it."""
+    host.change()
+    made = {name: host.job / name for name in ("missing", "changed")}
+    opened = [path.open("r+b") for path in made.values()]
+    for file in opened:
+        if how != "only open":
+            file.seek(0, os.SEEK_END if how == "longer" else os.SEEK_SET)
+            file.write(b"results")
+            file.close()
+    now = host.seen()
+    problems = host.changes().undo()
+    for file in opened:
+        file.close()
+    assert {name: host.seen()[name] for name in made} == {name: now[name] for name in made}
+    assert host.seen()["changed.before-restore-cafe"] == host.before["changed"]
+    assert host.seen()["grown"] == host.before["grown"]
+    why = "somebody has it open" if how == "only open" else "has been written to since"
+    assert len(problems) == 2 and all(why in one for one in problems)
+    assert f"the one from before is {host.path('changed.before-restore-cafe')}" in problems[0]
+    assert host.path("missing") in problems[1]
+
+
+def test_a_directory_that_is_not_there_is_said(host):
+    """Unmounted, or moved: nobody can tell what is in it."""
+    host.change()
+    now = host.seen()
+    host.job.rename(host.job.with_name("elsewhere"))
+    problems = host.changes().undo()
+    host.job.with_name("elsewhere").rename(host.job)
+    assert {one.partition(" ")[0] for one in problems} == {host.path(n) for n in ("missing", "changed", "grown")}
+    assert any(host.path("changed.before-restore-cafe") in one for one in problems)
+    assert any(host.path("grown.later-cafe") in one for one in problems)
+    assert host.seen() == now
+
+
+def test_a_file_that_was_cut_and_is_gone_is_said(host):
+    host.changes().cut(host.path("grown"), 1000, 7 * 10**17, host.judged("grown"))
+    (host.job / "grown").unlink()
+    (problem,) = host.changes().undo()
+    assert "it is gone" in problem and host.path("grown.later-cafe") in problem
+    assert (host.job / "grown.later-cafe").read_bytes() == OLD[1000:]
+
+
+@pytest.mark.parametrize("mode", ["ab", "rb"])
+def test_what_somebody_has_open_is_not_cut(host, mode):
+    """A logger writes between our last look and the cut: those lines would be nowhere."""
+    with (host.job / "grown").open(mode), pytest.raises(OSError, match="somebody has it open") as refused:
+        _do(host, "cut", "grown", host.judged("grown"))
+    assert refused.value.filename == host.path("grown")
+    assert host.changes().undo() == []
+    assert host.seen() == host.before
+
+
+OPENED_MEANWHILE = """
+import subprocess, sys, time
+from pathlib import Path
+from gpuckpt.system.filechanges import FileChanges, Judged
+log, run = Path(sys.argv[1]), Path(sys.argv[2])
+status, others = log.stat(), []
+
+def open_it():
+    if not others:
+        others.append(subprocess.Popen(["sh", "-c", "echo another >> $0", log]))
+        while not waits() and others[0].poll() is None:
+            time.sleep(0.01)
+
+def waits():
+    lines = Path("/proc/locks").read_text().splitlines()
+    return any("BREAKING" in line and f":{status.st_ino} " in line for line in lines)
+
+try:
+    FileChanges(run, "cafe", open_it).cut(str(log), 10, 10**18, Judged(status.st_dev, status.st_ino, status.st_size))
+except OSError as error:
+    print(error.strerror)
+others[0].wait()
+"""
+
+
+def test_somebody_who_opens_it_meanwhile_waits_and_loses_nothing(host):
+    """In a program of its own: the signal that says so would end one that does not expect it."""
+    argv = [sys.executable, "-c", OPENED_MEANWHILE, host.path("grown"), host.run]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout) == (0, "somebody has it open\n"), done.stderr
+    assert (host.job / "grown").read_bytes() == OLD + b"another\n"
 
 
 def test_nonsense_in_the_journal(host):
