@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -127,7 +128,7 @@ class FakeApp:
         self.log = log
         self.is_reaped = True
         """As any parent does: a dump that ends it waits 3 s for that. Set it to False to keep the zombie."""
-        threading.Thread(target=self._reap, daemon=True).start()
+        threading.Thread(target=self._reap, args=(os.pidfd_open(self.pid),), daemon=True).start()
 
     def steps(self) -> list[int]:
         """The kernels' counter, line by line."""
@@ -167,9 +168,10 @@ class FakeApp:
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(10)
 
-    def _reap(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+    def _reap(self, pidfd: int) -> None:
+        """Not by waiting: a wait would also take the stops of whoever traces it from this very process."""
+        with open(pidfd, "rb", buffering=0):
+            select.select([pidfd], [], [])
             if self.is_reaped:
                 self.process.wait()
 
