@@ -37,7 +37,7 @@ SETTINGS = (HUGE_PAGES, PIPE_SIZE)
 
 def read(setting: Setting) -> str:
     """Its value now; of several words the chosen one. Raises OSError, also where this kernel has no such setting."""
-    with open(setting.path, encoding="ascii") as file:  # noqa: PTH123 - a path as text
+    with open(setting.path, encoding="utf-8") as file:  # noqa: PTH123 - a path as text
         text = file.read()
     return (chosen(text) or "") if "[" in text else text.strip()
 
@@ -51,7 +51,7 @@ def write(setting: Setting, value: str) -> None:
     """Change it. Raises OSError."""
     descriptor = os.open(setting.path, os.O_WRONLY | os.O_CLOEXEC)
     try:
-        os.write(descriptor, value.encode("ascii"))  # in one call: the kernel takes each for a whole value
+        os.write(descriptor, value.encode())  # in one call: the kernel takes each for a whole value
     finally:
         os.close(descriptor)
 

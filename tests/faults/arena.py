@@ -36,11 +36,12 @@ def become_subreaper(on: bool = True) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Children of all threads of a process."""
+    """Children of all threads of a process; none once it has ended."""
     found = []
-    for task in Path(f"/proc/{pid}/task").glob("*"):
-        with contextlib.suppress(OSError):
-            found += [int(child) for child in (task / "children").read_text().split()]
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):
+                found += [int(child) for child in (task / "children").read_text().split()]
     return found
 
 
