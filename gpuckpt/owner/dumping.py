@@ -28,6 +28,7 @@ from gpuckpt.owner.suspension import SuspendFailed, checkpoint_all, lock_all
 from gpuckpt.owner.unwind import (
     Means,
     Unwound,
+    doubted,
     end_all,
     has_gone_on,
     remove_network_lock,
@@ -200,13 +201,17 @@ class DumpWork:
         self._clock.begin()
         if not ok:
             self._remove_network_lock()
-        unwound = unwind(self._order.tree, self._means, criu_died=self._criu_died())
+        unwound = self._unwind()
         self._clock.end("resume")
         if not ok:
             failure = self._failure()
             self._report_failure(failure.cause, failure.remedy, failure.line, unwound)
             return
         self._report("resumed", unwound)
+
+    def _unwind(self) -> Unwound:
+        unwound = unwind(self._order.tree, self._means, criu_died=self._criu_died())
+        return doubted(unwound, self._order.tree)
 
     def _failure(self) -> CriuFailure:
         assert self._run is not None  # noqa: S101 - set by _capture
@@ -255,7 +260,7 @@ class DumpWork:
             if status is None or status < 0:
                 self._remove_network_lock()
         self._clock.begin()
-        unwound = unwind(self._order.tree, self._means, criu_died=self._criu_died())
+        unwound = self._unwind()
         self._clock.end("resume")
         self._report_failure(message, hint, line, unwound)
 

@@ -75,15 +75,22 @@ def unwind(tree: TreeOrder, means: Means, *, criu_died: bool = False) -> Unwound
         _continue_stopped(tree)
     if criu_died:
         _watch(tree)
-    seen = look(tree, means.suspender)
-    return Unwound(_doubted(seen, tree) if criu_died else seen, problem, criu_died)
+    return Unwound(look(tree, means.suspender), problem, criu_died)
 
 
-def _doubted(seen: tuple[Seen, ...], tree: TreeOrder) -> tuple[Seen, ...]:
-    """What was stopped before may have CRIU's code in it as well: that shows only when somebody lets it go on."""
+def doubted(unwound: Unwound, tree: TreeOrder) -> Unwound:
+    """What was stopped before may have a dead CRIU's code in it as well: that shows only when somebody lets it go on.
+
+    For the run in which it happened. A repair that is asked for afterwards takes it as it is, stopped as before:
+    otherwise the run could never be cleared away.
+    """
+    if not unwound.criu_died:
+        return unwound
     stopped = {one.pid for one in tree.stopped if procfs.state(one) in STOPPED}
     words = "stopped as before, and CRIU died in it: it may end when it goes on"
-    return tuple(Seen(one.pid, "frozen", words) if one.pid in stopped else one for one in seen)
+    return replace(
+        unwound, seen=tuple(Seen(one.pid, "frozen", words) if one.pid in stopped else one for one in unwound.seen)
+    )
 
 
 def _watch(tree: TreeOrder) -> None:

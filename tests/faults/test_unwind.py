@@ -8,7 +8,7 @@ import signal
 from gpuckpt.model.facts import GpuDriver
 from gpuckpt.owner.journal import Journal
 from gpuckpt.owner.messages import TreeOrder
-from gpuckpt.owner.unwind import Means, unwind
+from gpuckpt.owner.unwind import Means, doubted, unwind
 from gpuckpt.system import procfs
 from tests import harness
 
@@ -28,7 +28,9 @@ def test_what_stood_before_is_as_before(jobs, tmp_path):
 
 def test_nobody_knows_of_a_stopped_process_in_which_criu_died(jobs, tmp_path):
     tree = stopped_tree(jobs)
-    seen = unwind(tree, Means(None, Journal(tmp_path), GpuDriver), criu_died=True)
+    unwound = unwind(tree, Means(None, Journal(tmp_path), GpuDriver), criu_died=True)
+    assert unwound.state == "running"  # for a repair later on, which must be able to clear the run away
+    seen = doubted(unwound, tree)
     assert (seen.state, [one.state for one in seen.seen]) == ("frozen", ["running", "frozen"])
     assert "may end when it goes on" in seen.seen[1].detail
     assert procfs.state(tree.stopped[0]) == "T"
