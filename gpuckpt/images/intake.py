@@ -90,7 +90,7 @@ class Intake:
                 length = self._fill(worker, source)
                 if length:
                     begun()
-                if not length or source.offset < 0:
+                if source.offset < 0:
                     self._leave(source)
                 if length:
                     return Taken(source, offset, length)
@@ -120,10 +120,9 @@ class Intake:
         return filled
 
     def _leave(self, source: Source) -> None:
-        if source.offset < 0:
-            self._poll.unregister(source.pipe)
-            del self._open[source.pipe]
-            self._ended(source)
+        self._poll.unregister(source.pipe)
+        del self._open[source.pipe]
+        self._ended(source)
 
     def _ready(self, preferred: Source | None = None) -> Source | None:
         """Wait for a file that has something or has ended; None when none will come, or all shall stop."""

@@ -62,7 +62,7 @@ __all__ = [
 
 DEFAULT_LEVEL = -1
 """Measured on memory that compresses by half, seconds of the capture: 2 cores, 2.1 GB: 1.02 at level -1, 0.88 at none;
-16 cores, 13.6 GB: 1.50 and 1.36; level 1 takes half as long again on 2 cores. On a disk -1 wins (1.16 and 1.43)."""
+16 cores, 13.6 GB: 1.50 and 1.36. On a disk -1 wins: 2 cores, ext4, synced: 1.16 and 1.43."""
 LEVELS = range(-5, 20)
 MAX_WINDOW_BYTES = 1 << 27
 """No frame may make its reader set aside more."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from gpuckpt.images import wire
 from gpuckpt.model.errors import ImageCorrupt
+from gpuckpt.system.hostsettings import F_SETPIPE_SZ
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,8 +31,7 @@ SOCKET = "streamer-capture.sock"
 MAX_SOCKET_PATH = 107
 """sun_path without its final NUL (unix(7)); CRIU cuts a longer path silently."""
 
-F_SETPIPE_SZ, F_GETPIPE_SZ = 1031, 1032
-"""include/uapi/linux/fcntl.h; in Python's fcntl from 3.10 on, but not in its type stubs."""
+F_GETPIPE_SZ = F_SETPIPE_SZ + 1
 
 SPLICE_NONBLOCK = 0x02
 MAX_REQUEST_BYTES = 4096
