@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gpuckpt.checks.facts import RestoreFacts
@@ -30,11 +30,17 @@ class FileAct:
     captured: CapturedFile | None
     here: OpenFile | None
     """As it is now; None where it is missing."""
+    link_to: str = ""
+    """Another name of the same file, which stands (or is cut) by then: this becomes a hard link to it."""
 
     @property
     def words(self) -> str:
         """What will be done, for a person."""
         path = self.file.path
+        if self.link_to and self.kind == "cut":
+            return f"{path} is the same file as {self.link_to}"
+        if self.link_to:
+            return f"{path} is {'moved aside and ' if self.here else ''}linked to {self.link_to} again"
         return {
             "put": f"{path} is put back from the image",
             "replace": f"{path} is moved aside and put back from the image",
@@ -73,7 +79,27 @@ def file_acts(facts: RestoreFacts) -> tuple[FileAct, ...]:
     """Everything that this restore would do to files, as it was asked to."""
     captured = captured_open(facts.manifest)
     found = (_act(facts, file, captured) for file in needed(facts) if stat.S_ISREG(file.mode))
-    return tuple({act.file.path: act for act in found if act is not None}.values())
+    acts = {act.file.path: act for act in found if act is not None}
+    return tuple(_linked(facts, acts, captured))
+
+
+def _linked(
+    facts: RestoreFacts, acts: Mapping[str, FileAct], all_captured: Mapping[str, CapturedFile]
+) -> Iterator[FileAct]:
+    """Names of one file: whichever stays, or else the first that is made, is what the others are linked to."""
+    cut: dict[tuple[int, int], str] = {}
+    standing = {
+        captured.part: path
+        for path, captured in all_captured.items()
+        if facts.files_here.get(path) is not None and (path not in acts or acts[path].kind == "cut")
+    }
+    for path, act in acts.items():
+        if act.kind == "cut" and act.here is not None:
+            first = cut.setdefault((act.here.device, act.here.inode), path)
+            yield act if first == path else replace(act, link_to=first)
+        elif act.captured is not None:
+            yield replace(act, link_to=standing.get(act.captured.part, ""))
+            standing.setdefault(act.captured.part, path)
 
 
 def _act(facts: RestoreFacts, file: OpenFile, all_captured: Mapping[str, CapturedFile]) -> FileAct | None:
@@ -92,8 +118,14 @@ def _act(facts: RestoreFacts, file: OpenFile, all_captured: Mapping[str, Capture
 def changed(facts: RestoreFacts, file: OpenFile, here: OpenFile, captured: CapturedFile | None) -> Change:
     """What became of a regular file. Without the image's copy only its size tells."""
     if captured is not None:
-        return facts.captured_here.get(file.path, "other")
+        return "other" if severed(facts, here, captured) else facts.captured_here.get(file.path, "other")
     return "same" if here.size == file.size else "grown" if here.size > file.size else "other"
+
+
+def severed(facts: RestoreFacts, here: OpenFile, captured: CapturedFile) -> bool:
+    """It was a further name of a file of the tree, and is a file of its own now."""
+    first = facts.files_here.get(captured.linked_to)
+    return first is not None and (first.device, first.inode) != (here.device, here.inode)
 
 
 def can_be_cut(file: OpenFile, captured: CapturedFile | None) -> bool:

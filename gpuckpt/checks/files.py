@@ -21,10 +21,11 @@ from gpuckpt.checks.fileplan import (
     is_program,
     needed,
     pairs,
+    severed,
     stays_as_it_is,
 )
 from gpuckpt.model.facts import OpenFile
-from gpuckpt.model.manifest import LINK_REMAP
+from gpuckpt.model.manifest import LINK_REMAP, CapturedFile
 
 FOR = "for "
 
@@ -115,11 +116,16 @@ def _changed(facts: RestoreFacts) -> Judgement | None:
         if file.path in captured and file.path not in done and here.size == file.size and not stays_as_it_is(file)
         if stat.S_ISREG(file.mode) and changed(facts, file, here, captured[file.path]) != "same"
     ]
-    wrong = [file.path for file, _ in other]
+    wrong = [_how_changed(facts, here, captured[file.path]) for file, here in other]
     expected = "files with the content that was saved into the image"
     if not wrong:
         return passed(expected, listing(done.values()) or "the same, or missing")
     return failed(expected, f"written since the dump: {listing(wrong)}", _ways(facts, other))
+
+
+def _how_changed(facts: RestoreFacts, here: OpenFile, captured: CapturedFile) -> str:
+    apart = f" (it was the same file as {captured.linked_to})" if severed(facts, here, captured) else ""
+    return f"{captured.path}{apart}"
 
 
 def _build(facts: RestoreFacts) -> Judgement:

@@ -16,7 +16,7 @@ from gpuckpt.model.errors import DumpFailed, RestoreFailed
 from gpuckpt.model.manifest import LINK_REMAP, OPEN
 from gpuckpt.owner import runs
 from gpuckpt.system import procfs
-from gpuckpt.system.filechanges import Attributes, FileChanges, Judged
+from gpuckpt.system.filechanges import Attributes, FileChanges, Judged, Name
 
 if TYPE_CHECKING:
     from gpuckpt.checks.facts import CapturedHere
@@ -57,12 +57,16 @@ def save(request: DumpRequest, tree: Tree, directory: Path, going_on: Callable[[
     choice = checks.chosen_files(request, tree)
     saved = SavedFiles(left=dict(choice.left))
     full = ""
+    inodes: dict[tuple[int, int], openfiles.SavedFile] = {}
     for number, file in enumerate(choice.files):
-        if full:
+        first = inodes.get((file.device, file.inode))
+        if full and first is None:
             saved.left[file.path] = full
             continue
         try:
-            saved.files.append(openfiles.save(file, number, directory, going_on))
+            now = openfiles.save_name(file, first) if first else openfiles.save(file, number, directory, going_on)
+            inodes.setdefault((file.device, file.inode), now)
+            saved.files.append(now)
         except openfiles.NotSaved as trouble:
             if choice.asked:
                 raise DumpFailed(str(trouble), "make room for it" if trouble.full else LEAVE_OUT) from None
@@ -117,6 +121,8 @@ class FilesInPlace:
         self._require_unchanged()
         self._remaps = linkremaps.put_back(self.image.root, [one for one in captured if one.reason == LINK_REMAP])
         for act in acts:
+            if act.kind == "cut" and act.link_to:
+                continue  # done, under its other name
             try:
                 kept = self._change(act)
             except OSError as error:
@@ -135,12 +141,19 @@ class FilesInPlace:
             mtime_ns = captured.mtime_ns if captured else round(act.file.mtime * 1_000_000_000)
             return self._changes.cut(path, act.file.size, mtime_ns, Judged(here.device, here.inode, here.size))
         assert captured is not None  # noqa: S101 - fileplan puts and replaces nothing else
-        source = self.image.part(captured.part)
+        source = self._name(act.link_to) if act.link_to else self.image.part(captured.part)
         attributes = Attributes(captured.mode, captured.uid, captured.gid, captured.mtime_ns)
         if here is not None:
             return self._changes.replace(path, source, attributes, Judged(here.device, here.inode, here.size))
         self._changes.put(path, source, attributes)
         return None
+
+    def _name(self, path: str) -> Name:
+        """A file that stands: one that we made just now, or one that was here and stays."""
+        here = self.seen.get(path)
+        made = self._changes.made.get(path) or (here and (here.device, here.inode))
+        assert made  # noqa: S101 - fileplan links to nothing else
+        return Name(path, *made)
 
     def keep(self) -> list[str]:
         """The tree has them open: from here on nobody takes them back. Returns what a person must know."""

@@ -8,7 +8,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +27,7 @@ class SavedFile:
 
     captured: CapturedFile
     size: int
+    """Bytes that were copied for it: none for a further name of a file that is there."""
     seconds: float
 
 
@@ -71,6 +72,17 @@ def save(file: OpenFile, number: int, directory: Path, going_on: Callable[[], No
         mtime_ns=seen.st_mtime_ns,
     )
     return SavedFile(captured, seen.st_size, time.monotonic() - began)
+
+
+def save_name(file: OpenFile, saved: SavedFile) -> SavedFile:
+    """Another name of a file that is saved: its content is not copied again. Raises NotSaved."""
+    began = time.monotonic()
+    try:
+        with _reading(file):
+            captured = replace(saved.captured, path=file.path, linked_to=saved.captured.path)
+    except OSError as error:
+        raise NotSaved(file.path, error.strerror or str(error)) from None
+    return SavedFile(captured, 0, time.monotonic() - began)
 
 
 @contextlib.contextmanager

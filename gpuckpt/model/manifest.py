@@ -70,7 +70,7 @@ class CapturedFile:
     gid: int
     mtime_ns: int
     linked_to: str = ""
-    """Another name of the same inode, when it still exists: put back as a hard link to it."""
+    """Another name of the same inode: put back as a hard link to it. Of an open file: the captured one of that part."""
 
 
 GHOST_LIMIT_BYTES = 1 << 30
@@ -282,7 +282,8 @@ def _check_paths(manifest: Manifest, where: str) -> None:
     taken: set[str] = set()
     sizes = {part.path: part.size for part in manifest.parts}
     for captured in manifest.captured:
-        if captured.path in taken or captured.part not in seen or not _may_be_captured(captured, sizes, manifest.tree):
+        known = captured.path not in taken and captured.part in seen
+        if not known or not _may_be_captured(captured, sizes, manifest):
             raise ImageCorrupt(
                 f"{where}: the captured file {captured.path[:MAX_MESSAGE]!r} is not allowed",
                 "do not restore this image",
@@ -297,14 +298,16 @@ MAX_OWNER = 2**32 - 1
 SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
-def _may_be_captured(captured: CapturedFile, sizes: dict[str, int], tree: Tree) -> bool:
+def _may_be_captured(captured: CapturedFile, sizes: dict[str, int], manifest: Manifest) -> bool:
     """A restore, as root, makes this file: it must be one that the tree had, and give nobody new rights."""
+    tree = manifest.tree
     names = [captured.path, *([captured.linked_to] if captured.linked_to else [])]
     owners = 0 <= captured.uid < MAX_OWNER and 0 <= captured.gid < MAX_OWNER
     if not owners or not all(_is_plain_absolute(name) for name in names):
         return False
     if captured.reason == OPEN:
-        return not captured.linked_to and any(_is_it(captured, sizes[captured.part], file) for file in tree.files)
+        open_in_tree = any(_is_it(captured, sizes[captured.part], file) for file in tree.files)
+        return open_in_tree and (not captured.linked_to or _are_one_file(captured, manifest))
     return captured.reason == LINK_REMAP and _is_link_remap(captured, tree)
 
 
@@ -317,6 +320,14 @@ def _is_it(captured: CapturedFile, size: int, file: OpenFile) -> bool:
         file.size,
     )
     return alike and stat.S_ISREG(file.mode) and not file.deleted and not file.mode & SET_ID
+
+
+def _are_one_file(captured: CapturedFile, manifest: Manifest) -> bool:
+    """It was a further name of a captured file, which has no other that it is linked to."""
+    first = [one for one in manifest.captured if one.path == captured.linked_to and one.part == captured.part]
+    names = {captured.path, captured.linked_to}
+    inodes = {(file.device, file.inode) for file in manifest.tree.files if file.path in names}
+    return bool(first) and not first[0].linked_to and first[0].reason == OPEN and len(names) == 2 and len(inodes) == 1
 
 
 def _is_link_remap(captured: CapturedFile, tree: Tree) -> bool:

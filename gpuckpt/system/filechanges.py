@@ -1,6 +1,7 @@
 """Changes to named files for a restore, each of which can be taken back: by us, or by whoever finds our journal.
 
-put       a file that is missing is made under a name of ours, synced, and renamed
+put       a file that is missing is made under a name of ours, synced, and renamed; one that was a further name of
+          another file becomes a hard link to that again
 replace   the file that is there is renamed to NAME.before-restore-ID, then as above
 cut       the end of the file is saved as NAME.later-ID, then the file itself is made shorter: whoever has it open
           (a logger) keeps the same file
@@ -59,6 +60,15 @@ class Judged:
             raise OSError(errno.ESTALE, CHANGED, path)
 
 
+@dataclass(frozen=True, slots=True)
+class Name:
+    """A file that shall get a further name."""
+
+    path: str
+    device: int
+    inode: int
+
+
 class FileChanges:
     """The changes of one run. Whatever raises, `undo` takes back all that was done; `keep` makes it stay."""
 
@@ -66,27 +76,34 @@ class FileChanges:
         self._journal = run_directory / JOURNAL
         self._id = run_id
         self._going_on = going_on
-        self._made = 0
+        self._count = 0
+        self.made: dict[str, tuple[int, int]] = {}
+        """Path -> (device, inode) of the files that were put in place."""
 
-    def put(self, path: str, source: Path, attributes: Attributes) -> None:
-        """Make the missing file `path` with the content of `source`. Raises OSError, and what `going_on` raises."""
+    def put(self, path: str, source: Path | Name, attributes: Attributes) -> None:
+        """Make the missing file `path` with the content of `source`, or as a hard link to it.
+
+        Raises OSError, and what `going_on` raises.
+        """
         with directory_of(path) as (directory, name):
             temporary, made = self._make(directory, path, source, attributes)
-            self._write("put", path, made=_identity(made))
+            self._write("put", path, made=_identity(made), linked=isinstance(source, Name))
             rename_to_new(temporary, name, directory)
             os.fsync(directory)
+            self.made[path] = (made.st_dev, made.st_ino)
 
-    def replace(self, path: str, source: Path, attributes: Attributes, judged: Judged) -> str:
+    def replace(self, path: str, source: Path | Name, attributes: Attributes, judged: Judged) -> str:
         """Move the file `path` aside and put another in its place; returns where the old one lies. Raises as `put`."""
         with directory_of(path) as (directory, name):
             judged.require(_look(directory, name, path), path)
             aside = _fitting(directory, f"{name}.before-restore-{self._id}", path)
             temporary, made = self._make(directory, path, source, attributes)
-            self._write("replace", path, aside=aside, made=_identity(made))
+            self._write("replace", path, aside=aside, made=_identity(made), linked=isinstance(source, Name))
             rename_to_new(name, aside, directory)
             judged.require(_look(directory, aside, path), path)  # exchanged just now? Then `undo` gives it its name
             rename_to_new(temporary, name, directory)
             os.fsync(directory)
+            self.made[path] = (made.st_dev, made.st_ino)
             return _beside(path, aside)
 
     def cut(self, path: str, size: int, mtime_ns: int, judged: Judged) -> str:
@@ -126,11 +143,15 @@ class FileChanges:
         """It is as it must be: nobody takes it back from here on."""
         self._journal.unlink(missing_ok=True)
 
-    def _make(self, directory: int, path: str, source: Path, attributes: Attributes) -> tuple[str, os.stat_result]:
+    def _make(
+        self, directory: int, path: str, source: Path | Name, attributes: Attributes
+    ) -> tuple[str, os.stat_result]:
         """A whole, synced file in the directory, under a name of ours."""
-        self._made += 1
-        temporary = f".gpuckpt-{self._id}-{self._made}"
+        self._count += 1
+        temporary = f".gpuckpt-{self._id}-{self._count}"
         self._write("make", path, name=temporary)
+        if isinstance(source, Name):
+            return temporary, _link(source, directory, temporary)
         content = open_plain(source)
         try:
             with _created(directory, temporary, path) as file:
@@ -149,6 +170,19 @@ class FileChanges:
         with os.fdopen(journal, "wb", buffering=0) as out:
             if out.write(line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._journal))
+
+
+def _link(source: Name, directory: int, name: str) -> os.stat_result:
+    """Give a file a further name. Raises OSError, also where another one stands under its own by now."""
+    try:
+        with directory_of(source.path) as (there, old):
+            os.link(old, name, src_dir_fd=there, dst_dir_fd=directory, follow_symlinks=False)
+    except OSError as error:
+        raise OSError(error.errno, f"it cannot be a hard link to {source.path} again: {error.strerror}") from None
+    made = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    if not stat.S_ISREG(made.st_mode) or (made.st_dev, made.st_ino) != (source.device, source.inode):
+        raise OSError(errno.ESTALE, CHANGED, source.path)
+    return made
 
 
 def _fitting(directory: int, name: str, path: str) -> str:
@@ -285,7 +319,15 @@ def _rename_back(directory: int, aside: str, name: str) -> None:
 
 @contextlib.contextmanager
 def _untouched(line: dict[str, Any], directory: int, name: str) -> Iterator[None]:
-    """The file that we made is as we made it, and nobody writes to it. Raises OSError."""
+    """The file that we made is as we made it, and nobody writes to it. Raises OSError.
+
+    A further name of a file is no file: it may go as long as that has another, whatever was written to it.
+    """
+    if line.get("linked"):
+        if os.stat(name, dir_fd=directory, follow_symlinks=False).st_nlink < 2:  # this one and another
+            raise OSError(errno.ESTALE, "its other names are gone, and it stays")
+        yield
+        return
     with opened_in(directory, name, line["path"], os.O_RDONLY) as file, leases.alone_with(file, line["path"]):
         if _identity(os.fstat(file)) != line["made"]:
             raise OSError(errno.ESTALE, "what was put there has been written to since, and stays")

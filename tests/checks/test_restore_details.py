@@ -264,6 +264,50 @@ def test_a_file_that_is_replaced_may_have_any_owner_and_mode():
     assert verdict("files-mode", facts) == verdict("files-owner", facts) == "pass"
 
 
+TOO = f"{DATA}.too"
+NAMES = (CAPTURED, replace(CAPTURED, path=TOO, linked_to=DATA))
+"""One file of the tree under two names."""
+
+
+@pytest.mark.parametrize(
+    ("here", "compared", "acts"),
+    [
+        ((None, None), (), [("put", ""), ("put", DATA)]),
+        ((1, None), ("same",), [("put", DATA)]),
+        ((None, 1), ("", "same"), [("put", TOO)]),
+        ((1, 1), ("same", "same"), []),
+        ((1, 1), ("other", "other"), [("replace", ""), ("replace", DATA)]),
+        ((1, 1), ("grown", "grown"), [("cut", ""), ("cut", DATA)]),
+        # Two files by now.
+        ((1, 2), ("same", "same"), [("replace", DATA)]),
+        ((1, 2), ("other", "same"), [("replace", ""), ("replace", DATA)]),
+    ],
+)
+def test_names_of_one_file_are_its_names_again(here, compared, acts):
+    size = 9000 if "grown" in compared else LOG.size
+    files = {
+        path: inode and replace(LOG, path=path, inode=inode, size=size)
+        for path, inode in zip((DATA, TOO), here, strict=True)
+    }
+    facts = restore(
+        tree(files=(LOG, replace(LOG, path=TOO))),
+        made_captured=NAMES,
+        files=files,
+        captured_here={path: how for path, how in zip((DATA, TOO), compared, strict=False) if how},
+        ask_truncate_files=True,
+        ask_overwrite_files=True,
+    )
+    assert [(act.kind, act.link_to) for act in file_acts(facts)] == acts
+    assert {verdict(name, facts) for name in ("files-size", "files-changed", "files-missing")} == {"pass"}
+
+
+def test_two_files_that_were_one_are_said():
+    files = {DATA: LOG, TOO: replace(LOG, path=TOO, inode=LOG.inode + 1)}
+    asked = {"made_captured": NAMES, "files": files, "captured_here": dict.fromkeys(files, "same")}
+    found = judged("files-changed", restore(tree(files=(LOG, replace(LOG, path=TOO))), **asked))
+    assert found.verdict == "fail" and f"{TOO} (it was the same file as {DATA})" in found.found
+
+
 def test_no_file_is_put_into_a_directory_that_is_not_there():
     made = {"made_captured": (CAPTURED,)}
     found = judged("directories", restore(tree(files=(LOG,)), files={DATA: None, "/srv/job": None}, **made))

@@ -204,6 +204,27 @@ def test_a_data_base_that_was_changed_in_place(writer, kind):
     assert Path(done["kept_as"]).read_bytes() == later
 
 
+def test_a_file_with_two_names_stays_one_file(writer):
+    """Missing, or two files by now: the job reads under one name what it writes under the other."""
+    job = writer("linked").start()
+    job.dump("--leave-running")
+    other = job.file.with_name("file.too")
+    job.end()
+    job.file.unlink()
+    other.unlink()
+    job.restore()
+    assert job.file.samefile(other)
+    job.end()
+    other.unlink()
+    for path in (job.file, other):
+        path.write_bytes(job.saved())
+        path.chmod(0o640)
+    found, hint = job.refused()
+    assert found == {"files-changed"} and "--overwrite-files" in hint
+    assert len(job.restore("--overwrite-files")) == 1
+    assert job.file.samefile(other)
+
+
 def test_what_is_as_it_was_is_left_alone(writer):
     job = writer("pages").start()
     job.dump("--capture-files", "writable")

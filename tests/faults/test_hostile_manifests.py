@@ -262,6 +262,32 @@ def test_an_open_file_that_the_tree_had_not(change):
     _corrupt(_with_open([{**OPEN, **change}]), "captured file")
 
 
+def _two_names(change: dict, **of_the_other: object) -> bytes:
+    """A manifest whose tree has an open file under two names."""
+    content = json.loads(_with_open([OPEN, {**OPEN, "path": "/srv/job/too", "linked_to": LOG["path"], **change}]))
+    content["tree"]["files"].append({**LOG, "path": "/srv/job/too", **of_the_other})
+    return _with(**{key: content[key] for key in ("captured", "parts", "tree", "requires")})
+
+
+def test_a_further_name_is_read():
+    first, other = manifests.decode(_two_names({}), "manifest.json").captured
+    assert (other.part, other.linked_to) == (first.part, first.path)
+
+
+@pytest.mark.parametrize(
+    ("change", "of_the_other"),
+    [
+        ({"linked_to": "/etc/passwd"}, {}),
+        ({"linked_to": "/srv/job/too"}, {}),
+        ({"part": "files/0"}, {}),
+        ({}, {"inode": LOG["inode"] + 1}),
+        ({}, {"device": LOG["device"] + 1}),
+    ],
+)
+def test_a_further_name_of_another_file(change, of_the_other):
+    _corrupt(_two_names(change, **of_the_other), "captured file")
+
+
 @pytest.mark.parametrize("kind", [stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFLNK, stat.S_IFSOCK, stat.S_IFDIR])
 def test_an_open_file_that_is_none(kind):
     _corrupt(_with_open([OPEN], mode=kind | LOG["mode"] & 0o7777), "captured file")

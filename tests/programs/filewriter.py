@@ -6,6 +6,7 @@ pages    a data base file, opened "r+": sixteen numbers STRIDE bytes apart (4096
          time. Each must be what was written last, else the job ends: whoever brings it back with another file
          is found out
 mapped   the same through a shared mapping
+linked   the same, written under one name and read under another, FILE.too, of the same file
 """
 
 import itertools
@@ -44,8 +45,11 @@ def main(kind: str, path: str, stride: int) -> None:
     """Work for ever."""
     if kind in ("log", "append"):
         lines(path, os.O_TRUNC if kind == "log" else os.O_APPEND)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o640)
+    file = other = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o640)
     os.ftruncate(file, SLOTS * stride)
+    if kind == "linked":
+        os.link(path, f"{path}.too")
+        other = os.open(f"{path}.too", os.O_RDWR)
     if kind == "mapped":
         memory = mmap.mmap(file, SLOTS * stride)
         os.close(file)
@@ -54,7 +58,7 @@ def main(kind: str, path: str, stride: int) -> None:
             memory[at : at + len(word)] = word
 
         pages(lambda at, size: memory[at : at + size], write, stride)
-    pages(lambda at, size: os.pread(file, size, at), lambda at, word: os.pwrite(file, word, at), stride)
+    pages(lambda at, size: os.pread(other, size, at), lambda at, word: os.pwrite(file, word, at), stride)
 
 
 if __name__ == "__main__":

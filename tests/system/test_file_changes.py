@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpuckpt.system import copying, filechanges, files, leases
-from gpuckpt.system.filechanges import Attributes, FileChanges, Judged
+from gpuckpt.system.filechanges import Attributes, FileChanges, Judged, Name
 
 OLD = b"old" * 1000
 SAVED = b"saved" * 500
@@ -57,6 +57,7 @@ class Host:
         changes = self.changes()
         changes.put(self.path("missing"), self.part, LIKE)
         changes.replace(self.path("changed"), self.part, LIKE, self.judged("changed"))
+        changes.put(self.path("further"), Name(self.path("missing"), *changes.made[self.path("missing")]), LIKE)
         changes.cut(self.path("grown"), 1000, 7 * 10**17, self.judged("grown"))
 
 
@@ -96,8 +97,9 @@ def killed_at(line: int, act: Callable[[], object]) -> bool:
 def test_each_does_what_it_says(host):
     host.change()
     now = host.seen()
-    assert set(now) == {"missing", "changed", "changed.before-restore-cafe", "grown", "grown.later-cafe"}
+    assert set(now) == {"missing", "further", "changed", "changed.before-restore-cafe", "grown", "grown.later-cafe"}
     assert now["missing"][0] == now["changed"][0] == SAVED
+    assert now["further"] == now["missing"]
     assert (now["missing"][2] & 0o7777, now["missing"][3]) == (0o640, 10**18)
     assert now["changed.before-restore-cafe"] == host.before["changed"]
     assert now["grown"][:2] == (OLD[:1000], host.before["grown"][1])
@@ -152,6 +154,44 @@ def test_a_cut_that_is_half_taken_back_goes_on(host):
     assert host.seen() == host.before
 
 
+def _name(host: Host, name: str) -> Name:
+    status = (host.job / name).stat()
+    return Name(host.path(name), status.st_dev, status.st_ino)
+
+
+def test_further_names_are_taken_back(host):
+    """Also where the file they belong to was written to: nothing of it is lost by that."""
+    changes = host.changes()
+    changes.put(host.path("missing"), _name(host, "grown"), LIKE)
+    changes.replace(host.path("changed"), _name(host, "grown"), LIKE, host.judged("changed"))
+    assert (host.job / "grown").stat().st_nlink == 3
+    with (host.job / "changed").open("ab") as file:
+        file.write(b"later")
+        assert changes.undo() == []
+    now = host.seen()
+    assert now.keys() == host.before.keys()
+    assert now["changed"] == host.before["changed"] and now["grown"][0] == OLD + b"later"
+
+
+def test_a_name_of_another_file_is_not_made(host):
+    changes = host.changes()
+    other = _name(host, "grown")
+    (host.job / "grown").replace(host.job / "moved")
+    (host.job / "grown").write_bytes(b"another's")
+    with pytest.raises(OSError, match="changed"):
+        changes.put(host.path("missing"), other, LIKE)
+    assert changes.undo() == []
+    assert not (host.job / "missing").exists() and (host.job / "grown").stat().st_nlink == 1
+
+
+def test_the_last_name_stays(host):
+    changes = host.changes()
+    changes.put(host.path("missing"), _name(host, "grown"), LIKE)
+    (host.job / "grown").unlink()
+    assert "its other names are gone" in changes.undo()[0]
+    assert (host.job / "missing").read_bytes() == OLD
+
+
 def test_what_others_wrote_meanwhile_is_not_lost(host):
     host.change()
     with (host.job / "grown").open("ab") as file:
@@ -200,7 +240,7 @@ def test_a_directory_that_is_not_there_is_said(host):
     host.job.rename(host.job.with_name("elsewhere"))
     problems = host.changes().undo()
     host.job.with_name("elsewhere").rename(host.job)
-    assert {one.partition(" ")[0] for one in problems} == {host.path(n) for n in ("missing", "changed", "grown")}
+    assert {one.partition(" ")[0] for one in problems} == {host.path(name) for name in now if "-cafe" not in name}
     assert any(host.path("changed.before-restore-cafe") in one for one in problems)
     assert any(host.path("grown.later-cafe") in one for one in problems)
     assert host.seen() == now
