@@ -26,7 +26,7 @@ from gpuckpt.owner.criurun import choke
 from gpuckpt.owner.halfbuilt import came_alive, end_half_built, own_processes
 from gpuckpt.owner.messages import Channel, DumpOrder, RepairOrder, RestoreOrder, TreeOrder, order_from_json
 from gpuckpt.owner.runs import CRIU_LOG, began
-from gpuckpt.owner.unwind import ENDED, Means, end_all, has_gone_on, look, remove_network_lock, unwind
+from gpuckpt.owner.unwind import ENDED, Means, doubted, end_all, has_gone_on, look, remove_network_lock, unwind
 from gpuckpt.system import criu_log, procfs
 
 GONE_SECONDS = 10.0
@@ -66,6 +66,8 @@ def repair(order: RepairOrder, main: Channel, means: Means) -> None:
     _remove_lock_of(log)
     if what == "resume":
         unwound = unwind(order.tree, means, criu_died=died)
+        if left_behind is not None and _in_the_same_run(order, left_behind):
+            unwound = doubted(unwound, order.tree)
         notes = _put_host_back(left_behind)
         seen = to_json(unwound.seen)
         main.send("repaired", duty=what, state=unwound.state, problem=unwound.problem, seen=seen, notes=notes)
@@ -84,6 +86,11 @@ def repair(order: RepairOrder, main: Channel, means: Means) -> None:
     state = "frozen" if "frozen" in states else "running" if "running" in states else "gone"
     notes = _put_host_back(left_behind)
     main.send("repaired", duty=what, state=state, problem="", seen=to_json(seen), ids=to_json(tree.ids), notes=notes)
+
+
+def _in_the_same_run(order: RepairOrder, left_behind: Path) -> bool:
+    """Main repairs what its own owner left, at once: nobody was told yet. A repair's directory lies in its run's."""
+    return Path(order.run_directory).parent == left_behind
 
 
 def _put_host_back(left_behind: Path | None) -> list[str]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+
+import pytest
 
 from gpuckpt.model.facts import GpuDriver
 from gpuckpt.owner.journal import Journal
-from gpuckpt.owner.messages import TreeOrder
+from gpuckpt.owner.messages import Channel, RepairOrder, TreeOrder
+from gpuckpt.owner.repairing import repair
 from gpuckpt.owner.unwind import Means, doubted, unwind
 from gpuckpt.system import procfs
 from tests import harness
@@ -33,4 +38,23 @@ def test_nobody_knows_of_a_stopped_process_in_which_criu_died(jobs, tmp_path):
     seen = doubted(unwound, tree)
     assert (seen.state, [one.state for one in seen.seen]) == ("frozen", ["running", "frozen"])
     assert "may end when it goes on" in seen.seen[1].detail
+    assert procfs.state(tree.stopped[0]) == "T"
+
+
+@pytest.mark.parametrize(("where", "state"), [("run/repair", "frozen"), ("another/repair", "running")])
+def test_who_repairs_at_once_says_it_too(jobs, tmp_path, where, state):
+    """Owner and CRIU were killed: main's own repair tells the person; a later run's must be able to clear it away."""
+    tree = stopped_tree(jobs)
+    run, own = tmp_path / "run", tmp_path / where
+    own.mkdir(parents=True)
+    run.mkdir(exist_ok=True)
+    criu = jobs.start("true")
+    criu.wait()
+    Journal(run).write("criu-started", pid=criu.pid, start_ticks=1)
+    (run / "criu.log").write_text("Dumping core\n")  # no word of how it ended: it was killed
+    ours, theirs = (Channel(one) for one in socket.socketpair())
+    with contextlib.closing(ours), contextlib.closing(theirs):
+        repair(RepairOrder(str(own), str(run), tree, None), theirs, Means(None, Journal(own), GpuDriver))
+        said = ours.receive(1.0)
+    assert said is not None and said["state"] == state
     assert procfs.state(tree.stopped[0]) == "T"
