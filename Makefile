@@ -23,10 +23,11 @@ lint: setup ## style, types, and which module may import which
 	$(VENV)/mypy --strict gpuckpt
 	$(VENV)/lint-imports
 
+# Byte code is kept, as in an installation: the tests start gpuckpt a thousand times and more.
 # In two processes where each can have a network and a /run/gpuckpt of its own: the tests wait more than they work.
 pytest: lint
 	@if tests/apart -c '' 2>/dev/null; then set -- --dist loadfile --tx '2*popen//python=tests/apart'; else set --; fi; \
-	$(VENV)/python -m pytest "$$@"
+	env -u PYTHONDONTWRITEBYTECODE $(VENV)/python -m pytest "$$@"
 
 soak: setup ## a thousand dumps and restores with something killed in each (needs root): SOAK="--count 1000 --seed 7 --minutes 90"
 	$(VENV)/python tests/soak/soak.py $(SOAK)
