@@ -276,7 +276,7 @@ class DumpWork:
         self.machine.listener(Event("publish", "begin"))
         check = self.interruption.check if done is None else lambda: None
         partial = capture.partial
-        _refuse_other_processes(partial.criu, capture.tree)
+        refuse_other_processes(partial.criu, capture.tree)
         content = self.way.content(partial, check)
         _copy_log(Path(capture.said["log"]), partial.path / "criu-dump.log")
         partial.sync_parts()
@@ -455,9 +455,15 @@ def _copy_log(log: Path, target: Path) -> None:
         target.chmod(0o600)
 
 
-def _refuse_other_processes(criu_directory: Path, tree: Tree) -> None:
-    """The image must hold exactly the processes of the manifest, which were read while all stood still."""
+def refuse_other_processes(criu_directory: Path, tree: Tree) -> None:
+    """The image must hold exactly the processes of the manifest, which were read while all stood still.
+
+    Raises ImageCorrupt.
+    """
     in_image = {process.pid for process in criuformat.read_process_list(criu_directory / "pstree.img")}
-    if in_image != set(tree.pids):
-        fresh = ", ".join(str(pid) for pid in sorted(in_image ^ set(tree.pids)))
+    # CRIU saves no address space of a zombie: what has one there, and no program any more, was ended since.
+    alive = {pid for pid in in_image if (criu_directory / f"mm-{pid}.img").exists()}
+    ended = alive - {process.pid for process in tree.processes if process.exe}
+    if in_image != set(tree.pids) or ended:
+        fresh = ", ".join(str(pid) for pid in sorted((in_image ^ set(tree.pids)) | ended))
         raise ImageCorrupt(f"the tree changed while it was dumped (processes {fresh})", "try again")

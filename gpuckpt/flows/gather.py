@@ -19,7 +19,7 @@ from gpuckpt.checks import (
     needed_paths,
     needed_ports,
 )
-from gpuckpt.model.errors import GpuckptError, MachineLacks, NotFound, Refused
+from gpuckpt.model.errors import DumpFailed, GpuckptError, MachineLacks, NotFound, Refused
 from gpuckpt.model.facts import GpuUse, Host, Process, ProcessId, Tree
 from gpuckpt.model.manifest import Lineage
 from gpuckpt.owner.runs import RUNTIME, make_runtime
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from gpuckpt.model.requests import DumpRequest, RestoreRequest
 
 LINEAGE = RUNTIME / "lineage"
+AT_REST = ("t", "T")
+"""States of processes that CRIU holds."""
+
 SYSTEMCTL_SECONDS = 10.0
 
 
@@ -109,9 +112,17 @@ def _with_supervisor(seen: Tree) -> Tree:
 def tree_at_rest(before: Tree, *, keep_argv: bool) -> Tree:
     """The tree again, read while it stands still: sizes, positions and descriptors are those of the image.
 
-    What only a running tree shows (states, CUDA, GPU memory, engines) stays as it was seen before.
+    What only a running tree shows (states, CUDA, GPU memory, engines) stays as it was seen before. Raises
+    DumpFailed where it did not stand still to the end: what was read of a process that goes on, or ends, is not what
+    the image holds.
     """
     now = procfs.read_tree(before.root, keep_argv=keep_argv)
+    moved = [one.pid for one in now.processes if procfs.state(one.id) not in AT_REST and one.state != "Z"]
+    if moved:
+        raise DumpFailed(
+            f"process {moved[0]} did not stand still while the image was made: CRIU was killed, or let it go",
+            "repeat the command once the tree runs",
+        )
     seen = {process.id: process for process in before.processes}
     processes = tuple(_as_before_the_stop(process, seen.get(process.id)) for process in now.processes)
     around = replace(now.surroundings, systemd_restart=before.surroundings.systemd_restart)
