@@ -30,7 +30,8 @@ pytest: lint
 	env -u PYTHONDONTWRITEBYTECODE $(VENV)/python -m pytest "$$@"
 
 soak: setup ## a thousand dumps and restores with something killed in each (needs root): SOAK="--count 1000 --seed 7 --minutes 90"
-	$(VENV)/python tests/soak/soak.py $(SOAK)
+	@if tests/apart -c '' 2>/dev/null; then set -- tests/apart; else set -- $(VENV)/python; fi; \
+	env -u PYTHONDONTWRITEBYTECODE "$$@" tests/soak/soak.py $(SOAK)
 
 bench: setup ## gpuckpt against CRIU alone, on this host (needs root): BENCH="--megabytes 2048 --rounds 7"
 	$(VENV)/python tests/bench/bench.py $(BENCH)

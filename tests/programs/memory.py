@@ -184,7 +184,7 @@ def threads(megabytes: int):
         total = zlib.crc32(kept)
         while zlib.crc32(kept) == total:
             counts[number] += 1
-            time.sleep(0.01)
+            time.sleep(0.2)  # forty of them without a pause would leave nothing of two cores
 
     for number in range(len(counts)):
         threading.Thread(target=work, args=(number,), daemon=True).start()
