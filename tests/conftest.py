@@ -12,7 +12,11 @@ import pytest
 
 from tests.harness import Jobs, criu_or_reason
 
-pytest_plugins = [name for name in ("tests.fakegpu.fixtures", "tests.transferring", "tests.twohosts") if importlib.util.find_spec(name)]
+pytest_plugins = [
+    name
+    for name in ("tests.fakegpu.fixtures", "tests.transferring", "tests.twohosts")
+    if importlib.util.find_spec(name)
+]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -149,7 +149,15 @@ class Host:
         netem = ["netem", "delay", f"{DELAY_MS}ms", "loss", f"{LOSS_PERCENT}%"]
         if not self.run("tc", "qdisc", "add", "dev", "eth0", "root", *netem, check=False).returncode:
             return "netem"
-        self.run("tc", "qdisc", "add", "dev", "eth0", "root", *(["tbf", "rate", "200mbit", "burst", "64kb", "limit", "192kb"]))
+        self.run(
+            "tc",
+            "qdisc",
+            "add",
+            "dev",
+            "eth0",
+            "root",
+            *(["tbf", "rate", "200mbit", "burst", "64kb", "limit", "192kb"]),
+        )
         return "tbf"
 
     def end(self) -> None:
