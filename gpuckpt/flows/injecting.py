@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuckpt.flows import leandir
-from gpuckpt.images.injection import Injection
+from gpuckpt.images import injection
 from gpuckpt.model.errors import RestoreFailed
 from gpuckpt.system import memory_io
 
@@ -31,7 +31,7 @@ def plan(packed: PackedMemory, criu: Path, owner_pid: int, *, plain: bool) -> tu
 def inject(packed: PackedMemory, what: MemoryPlan, going_on: Callable[[], None]) -> None:
     """Write it all. Raises ImageCorrupt, RestoreFailed, and what `going_on` raises."""
     try:
-        Injection(what, packed.index.files, packed.reader).run(going_on)
+        injection.inject(what, packed.index.files, packed.reader, going_on)
     except ProcessLookupError:
         raise RestoreFailed("a process of the tree was ended by somebody while its memory was written") from None
     except OSError as error:

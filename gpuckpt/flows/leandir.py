@@ -21,6 +21,7 @@ from gpuckpt.model.errors import RestoreFailed
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpuckpt.images.framesource import FrameSource
     from gpuckpt.images.memory import MemoryPlan
     from gpuckpt.images.packindex import Index
     from gpuckpt.stores.directory import Image
@@ -43,14 +44,17 @@ IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of our own below it, wi
 class PackedMemory:
     """The memory of an image that lies in packs, open for reading."""
 
-    def __init__(self, image: Image) -> None:
-        """Raises ImageCorrupt, ImageTooNew."""
+    def __init__(self, image: Image, open_frames: Callable[[Path, Index], FrameSource] = PackReader) -> None:
+        """`open_frames`: where the frames come from, given the directory of packs here.
+
+        Raises ImageCorrupt, ImageTooNew, and what `open_frames` raises.
+        """
         directory = image.part(PACKS)
         self.index: Index = read_index(directory / "index")
-        self.reader = PackReader(directory, self.index)
+        self.reader: FrameSource = open_frames(directory, self.index)
 
     def close(self) -> None:
-        """Close the packs."""
+        """Let the frames go."""
         self.reader.close()
 
     def plan(self, criu: Path) -> MemoryPlan:

@@ -11,40 +11,48 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gpuckpt.flows.leandir import PACKS, PackedMemory, is_packed
-from gpuckpt.images import criuformat, lean
+from gpuckpt.images import criuformat, framesource
 from gpuckpt.model.errors import ImageCorrupt
 from gpuckpt.model.manifest import LINK_REMAP
 from gpuckpt.stores import directory
 
 if TYPE_CHECKING:
     from gpuckpt.flows.interruption import Interruption
+    from gpuckpt.model.manifest import Manifest
     from gpuckpt.model.requests import RestoreRequest
     from gpuckpt.stores.directory import Image
 
 
 def verify_before_restore(image: Image, request: RestoreRequest, interruption: Interruption) -> None:
-    """Raises ImageCorrupt, BrokenOff."""
+    """All that must be known to be good before the checks of a restore. Raises ImageCorrupt, BrokenOff."""
     verify_small_files(image, interruption)
+    require_its_tree(image)
+    # With a dry run there is no later moment.
+    if is_packed(image) and (request.dry_run or needs_all_frames(image, request)):
+        verify_frames(image, interruption)
+
+
+def require_its_tree(image: Image) -> None:
+    """CRIU's files are of the processes that the manifest names. Raises ImageCorrupt."""
     in_image = criuformat.read_process_list(image.part("criu/pstree.img"))
     if {process.pid for process in in_image} != set(image.manifest.tree.pids):
         raise ImageCorrupt("criu/pstree.img holds other processes than the manifest", "do not restore this image")
-    if is_packed(image) and _all_frames_first(image, request):
-        verify_frames(image, interruption)
 
 
 def verify_small_files(image: Image, interruption: Interruption) -> None:
     """All but the packs, whose frames are verified as they are read. Raises ImageCorrupt, BrokenOff."""
-    packs = frozenset(part.path for part in image.manifest.parts if _is_pack(part.path)) if is_packed(image) else ()
-    directory.verify(image, interruption.check, but=frozenset(packs))
+    directory.verify(image, interruption.check, but=packs_of(image.manifest))
 
 
-def _is_pack(part: str) -> bool:
-    return part.startswith(f"{PACKS}/") and part.endswith(".zst")
+def packs_of(manifest: Manifest) -> frozenset[str]:
+    """The parts that hold frames of memory."""
+    found = (part.path for part in manifest.parts if part.path.startswith(f"{PACKS}/") and part.path.endswith(".zst"))
+    return frozenset(found) if PACKS in manifest.requires else frozenset()
 
 
-def _all_frames_first(image: Image, request: RestoreRequest) -> bool:
-    """With a dry run there is no later moment; otherwise where a failed restore would leave something changed."""
-    if request.dry_run or any(captured.reason == LINK_REMAP for captured in image.manifest.captured):
+def needs_all_frames(image: Image, request: RestoreRequest) -> bool:
+    """A restore that fails late would leave something changed: then every frame is verified beforehand."""
+    if any(captured.reason == LINK_REMAP for captured in image.manifest.captured):
         return True
     if (request.tcp or image.manifest.tcp) != "keep":
         return False
@@ -55,8 +63,6 @@ def verify_frames(image: Image, interruption: Interruption) -> None:
     """Read every frame with all cores. Raises ImageCorrupt, BrokenOff."""
     packed = PackedMemory(image)
     try:
-        interruption.check()
-        packed.reader.verify_all(lean.workers())
-        interruption.check()
+        framesource.verify_all(packed.reader, packed.index, interruption.check)
     finally:
         packed.close()

@@ -17,8 +17,8 @@ from gpuckpt.images.pagemaps import PAGE, PRESENT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from gpuckpt.images.framesource import FrameSource
     from gpuckpt.images.packindex import Frame
-    from gpuckpt.images.packs import PackReader
     from gpuckpt.images.pagemaps import Pagemap
 
 WORTH_BYTES = 16 << 20
@@ -31,7 +31,7 @@ _ZERO_PAGE = bytes(PAGE)
 class Pages:
     """The pages of one process, by address."""
 
-    def __init__(self, pagemap: Pagemap, frames: tuple[Frame, ...], reader: PackReader) -> None:
+    def __init__(self, pagemap: Pagemap, frames: tuple[Frame, ...], reader: FrameSource) -> None:
         self._addresses = pagemap.addresses
         self._counts = pagemap.counts
         self._flags = pagemap.flags

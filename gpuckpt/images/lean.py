@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import os
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpuckpt.images.packindex import FRAME_BYTES, ZERO
-from gpuckpt.images.packs import page_aligned
+from gpuckpt.images.framesource import carry_out
 
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from gpuckpt.images.framesource import FrameSource
     from gpuckpt.images.memory import MemoryPlan, Range
     from gpuckpt.images.packindex import Frame
-    from gpuckpt.images.packs import PackReader
-
-MAX_WORKERS = 16
-
-
-def workers() -> int:
-    """Threads for reading frames: one a core that we may use, at most MAX_WORKERS (8 MiB of buffers each)."""
-    return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +42,24 @@ def _whole(frames: Sequence[Frame]) -> tuple[Range, ...]:
     return ((0, frames[-1].offset + frames[-1].raw),) if frames else ()
 
 
+Wanted = tuple["Path", list[tuple[int, int, int]]]
+"""The file that a frame goes to, and what of the frame goes where: (offset in the frame, length, offset there)."""
+
+
 def write(
-    directory: Path, files: Sequence[PagesFile], reader: PackReader, going_on: Callable[[], None] = lambda: None
+    directory: Path, files: Sequence[PagesFile], source: FrameSource, going_on: Callable[[], None] = lambda: None
 ) -> None:
     """Write the pages files from verified frames, with several threads.
 
-    `going_on` is called now and then and may raise. Raises ImageCorrupt, OSError.
+    `going_on` is called now and then and may raise. Raises ImageCorrupt, OSError, and what the source raises.
     """
-    stop = threading.Event()
-    with ThreadPoolExecutor(workers()) as pool:
-        jobs = []
-        for file in files:
-            path = directory / file.name
-            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-            os.truncate(path, file.size)
-            jobs += [pool.submit(_write_frame, path, *work, reader, stop) for work in _by_frame(file)]
-        try:
-            for job in jobs:
-                going_on()
-                job.result()
-        finally:
-            stop.set()
+    for file in files:
+        path = directory / file.name
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+        # Frames that are all zero are holes.
+        os.truncate(path, file.size)
+    works = ((frame, (directory / file.name, wanted)) for file in files for frame, wanted in _by_frame(file))
+    carry_out(source, works, _writing, going_on)
 
 
 def _by_frame(file: PagesFile) -> Iterator[tuple[Frame, list[tuple[int, int, int]]]]:
@@ -93,30 +80,18 @@ def _by_frame(file: PagesFile) -> Iterator[tuple[Frame, list[tuple[int, int, int
             yield frame, wanted
 
 
-_own = threading.local()
+def _writing(buffer: mmap.mmap) -> Callable[[Frame, Wanted], None]:
+    raw = memoryview(buffer)
 
+    def write_frame(_frame: Frame, work: Wanted) -> None:
+        path, wanted = work
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            for offset, length, at in wanted:
+                done = 0
+                while done < length:
+                    done += os.pwrite(descriptor, raw[offset + done : offset + length], at + done)
+        finally:
+            os.close(descriptor)
 
-def frame_buffer() -> mmap.mmap:
-    """This thread's buffer for the raw bytes of one frame."""
-    if not hasattr(_own, "buffer"):
-        _own.buffer = page_aligned(FRAME_BYTES)
-    buffer: mmap.mmap = _own.buffer
-    return buffer
-
-
-def _write_frame(
-    path: Path, frame: Frame, wanted: list[tuple[int, int, int]], reader: PackReader, stop: threading.Event
-) -> None:
-    if stop.is_set():
-        return
-    raw = reader.read(frame, frame_buffer())
-    if frame.pack == ZERO:
-        return  # a hole
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        for offset, length, at in wanted:
-            done = 0
-            while done < length:
-                done += os.pwrite(descriptor, raw[offset + done : offset + length], at + done)
-    finally:
-        os.close(descriptor)
+    return write_frame

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gpuckpt.images.criuformat import ImageProcess
+    from gpuckpt.images.framesource import FrameSource
     from gpuckpt.images.packindex import Frame
-    from gpuckpt.images.packs import PackReader
 
 MIN_MAPPING_BYTES = 1 << 20
 """Smaller mappings hold next to nothing of a large process, and each costs an entry of the list."""
@@ -200,7 +200,7 @@ def _extend(kept: list[Range], offset: int, length: int) -> None:
 def plan(
     directory: Path,
     frames: Dict[str, tuple[Frame, ...]],
-    reader: PackReader,
+    reader: FrameSource,
     minimum: int = MIN_MAPPING_BYTES,
 ) -> MemoryPlan:
     """What to inject of the image whose small CRIU files lie in `directory`.
@@ -213,7 +213,9 @@ def plan(
 class _Planner:
     """One plan under work; remembers what it has read."""
 
-    def __init__(self, directory: Path, frames: Dict[str, tuple[Frame, ...]], reader: PackReader, minimum: int) -> None:
+    def __init__(
+        self, directory: Path, frames: Dict[str, tuple[Frame, ...]], reader: FrameSource, minimum: int
+    ) -> None:
         self._directory = directory
         self._frames = frames
         self._reader = reader

@@ -15,13 +15,12 @@ import mmap
 import os
 import stat
 import threading
-from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import blake3
 import zstandard
 
+from gpuckpt.images.decoding import Decoder, digest_of, zero_digest
 from gpuckpt.images.packindex import (
     FRAME_BYTES,
     NAME,
@@ -38,6 +37,7 @@ from gpuckpt.images.packindex import (
 from gpuckpt.model.errors import ImageCorrupt
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 __all__ = [
@@ -64,8 +64,8 @@ DEFAULT_LEVEL = -1
 """Measured on memory that compresses by half, seconds of the capture: 2 cores, 2.1 GB: 1.02 at level -1, 0.88 at none;
 16 cores, 13.6 GB: 1.50 and 1.36. On a disk -1 wins: 2 cores, ext4, synced: 1.16 and 1.43."""
 LEVELS = range(-5, 20)
-MAX_WINDOW_BYTES = 1 << 27
-"""No frame may make its reader set aside more."""
+MAX_THREADS = 16
+"""Of those that read frames: 8 MiB of buffers each."""
 
 READ_BACK_BYTES = 256 << 10
 """Of a finished pack at a time: a part of a core's own cache, so that the bytes cross the memory bus once."""
@@ -74,6 +74,7 @@ WORTH = 32
 """A frame is stored as it is unless compression saves one part in this many."""
 
 _AGAIN = "copy the image again, or restore another one"
+Work = TypeVar("Work")
 
 
 def page_aligned(length: int) -> mmap.mmap:
@@ -85,21 +86,11 @@ def page_aligned(length: int) -> mmap.mmap:
     return mmap.mmap(-1, length)
 
 
-def digest_of(raw: memoryview | bytes) -> bytes:
-    """BLAKE3 of a frame's raw bytes; the interpreter's lock is released meanwhile."""
-    return blake3.blake3(raw).digest()
-
-
-@lru_cache(maxsize=512)
-def _zero_digest(length: int) -> bytes:
-    return digest_of(bytes(length))
-
-
 def is_zero(raw: memoryview, digest: bytes) -> bool:
     """Whether a frame is all zero, told by its digest: comparing would hold the interpreter's lock."""
     if raw[0] or raw[-1] or raw[len(raw) // 2]:
         return False
-    return digest == _zero_digest(len(raw))
+    return digest == zero_digest(len(raw))
 
 
 class FrameCoder:
@@ -197,7 +188,6 @@ class _Tools(threading.local):
     """What each reading thread has for itself."""
 
     def __init__(self) -> None:
-        self.decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
         self._stored = self._raw = page_aligned(1)
 
     def stored(self, length: int) -> memoryview:
@@ -220,6 +210,7 @@ class PackReader:
         """Open every pack. Raises ImageCorrupt for one that is missing, a link, or of another size."""
         self._index = index
         self._tools = _Tools()
+        self._decoder = Decoder(index)
         self._descriptors: list[int] = []
         try:
             for pack in index.packs:
@@ -248,16 +239,31 @@ class PackReader:
         target = self._tools.raw(frame.raw) if buffer is None else memoryview(buffer)[: frame.raw]
         if frame.pack == ZERO:
             target[:] = bytes(frame.raw)
-            if frame.digest != _zero_digest(frame.raw):
-                raise self._corrupt(frame, "it is said to be zero, its digest says otherwise")
-            return target
-        if frame.compressed:
-            self._decompress(frame, target)
+            self.verify_zero(frame)
+        elif frame.compressed:
+            self._decoder.decode(frame, self.stored(frame), target)
         else:
             self._fill(frame, target)
-        if digest_of(target) != frame.digest:
-            raise self._corrupt(frame, "its digest does not fit")
+            self._decoder.verify(frame, target)
         return target
+
+    @property
+    def threads(self) -> int:
+        """One a core that we may use, at most MAX_THREADS."""
+        return min(len(os.sched_getaffinity(0)), MAX_THREADS)
+
+    def stream(self, wanted: Iterator[tuple[Frame, Work]], buffer: mmap.mmap) -> Iterator[tuple[Frame, Work]]:
+        """Each frame in turn, its verified raw bytes then in `buffer`."""
+        for frame, work in wanted:
+            self.read(frame, buffer)
+            yield frame, work
+
+    def verify_zero(self, frame: Frame) -> None:
+        """Compare the digest of a frame of which nothing is stored. Raises ImageCorrupt."""
+        self._decoder.verify_zero(frame)
+
+    def cut(self) -> None:
+        """A read from a file ends by itself."""
 
     def stored(self, frame: Frame, buffer: mmap.mmap | None = None) -> memoryview:
         """The bytes of a frame as they lie in the pack, not verified. Valid until this thread's next call."""
@@ -265,46 +271,16 @@ class PackReader:
         self._fill(frame, target)
         return target
 
-    def verify_all(self, workers: int) -> None:
-        """Read every frame once, with `workers` threads. Raises ImageCorrupt."""
-        frames = {
-            (frame.pack, frame.at, frame.raw, frame.digest): frame
-            for frames in self._index.files.values()
-            for frame in frames
-        }
-        with ThreadPoolExecutor(workers) as pool:
-            for _ in pool.map(lambda frame: self.read(frame) and None, frames.values()):
-                pass
-
     def _fill(self, frame: Frame, target: memoryview) -> None:
         done = 0
         try:
             while done < len(target):
                 count = os.preadv(self._descriptors[frame.pack], [target[done:]], frame.at + done)
                 if count == 0:
-                    raise self._corrupt(frame, "the pack ends in it")
+                    raise self._decoder.corrupt(frame, "the pack ends in it")
                 done += count
         except OSError as error:
-            raise self._corrupt(frame, error.strerror or "cannot be read") from None
-
-    def _decompress(self, frame: Frame, target: memoryview) -> None:
-        stored = self.stored(frame)
-        try:
-            said = zstandard.get_frame_parameters(stored)
-            if said.content_size != frame.raw or not said.has_checksum or said.window_size > MAX_WINDOW_BYTES:
-                raise self._corrupt(frame, "it is another frame than the index says")
-            with self._tools.decompressor.stream_reader(stored, closefd=False) as reader:
-                done = 0
-                while done < frame.raw and (count := reader.readinto(target[done:])):
-                    done += count
-        except zstandard.ZstdError as error:
-            raise self._corrupt(frame, str(error)) from None
-        if done != frame.raw:
-            raise self._corrupt(frame, f"{done} bytes instead of {frame.raw}")
-
-    def _corrupt(self, frame: Frame, why: str) -> ImageCorrupt:
-        where = f"packs/{self._index.packs[frame.pack].file}" if frame.pack != ZERO else "packs/index"
-        return ImageCorrupt(f"{where} is damaged in the frame at {frame.at} ({frame.stored} bytes): {why}", _AGAIN)
+            raise self._decoder.corrupt(frame, error.strerror or "cannot be read") from None
 
 
 def _open_pack(directory: Path, pack: PackFile) -> int:

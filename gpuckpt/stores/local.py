@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gpuckpt.model.manifest import Part
-    from gpuckpt.stores.protocol import Offer, Piece, Ticker
+    from gpuckpt.stores.protocol import Offer, Piece, Span, Stretch, Ticker
 
 
 class DirectoryStore:
@@ -76,16 +76,16 @@ class DirectoryReader:
         self._open: dict[int, int] = {}
         self._buffer = bytearray()
 
-    def stream(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, memoryview]]:
+    def stream(self, pieces: Iterator[Stretch]) -> Iterator[tuple[Stretch, memoryview]]:
         """Each piece and its bytes."""
         for piece in pieces:
             yield piece, self.read(piece)
 
-    def read(self, piece: Piece) -> memoryview:
+    def read(self, piece: Piece | Span) -> memoryview:
         """The bytes of one piece, until the next is read. Raises ImageCorrupt, Refused, OSError."""
         parts = self._image.manifest.parts
         if not (
-            0 <= piece.part < len(parts) and piece.number >= 0 and piece.offset + piece.size <= parts[piece.part].size
+            0 <= piece.part < len(parts) and piece.offset >= 0 and piece.offset + piece.size <= parts[piece.part].size
         ):
             raise Refused("a piece that does not lie in the image was asked for", "ask for what its manifest names")
         if len(self._buffer) < piece.size:

@@ -8,7 +8,7 @@ NAME.partial until every part was verified against the manifest, and then rename
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,6 +36,20 @@ class Piece:
         return self.number * PIECE_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Any stretch of a part, at most PIECE_BYTES long."""
+
+    part: int
+    """Index into the manifest's parts."""
+    offset: int
+    size: int
+
+
+Stretch = TypeVar("Stretch", Piece, Span)
+"""What can be read at once."""
+
+
 def pieces_of(number: int, part: Part) -> Iterator[Piece]:
     """All pieces of a part; an empty part has one, of no bytes."""
     for index in range(count_pieces(part.size)):
@@ -50,7 +64,7 @@ def count_pieces(size: int) -> int:
 class Reader(Protocol):
     """One stream out of an image; for one thread."""
 
-    def stream(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, memoryview]]:
+    def stream(self, pieces: Iterator[Stretch]) -> Iterator[tuple[Stretch, memoryview]]:
         """Each piece and its bytes, which hold good until the next. Raises LinkLost, OSError, GpuckptError."""
 
     def close(self) -> None:

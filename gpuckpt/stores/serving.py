@@ -22,7 +22,7 @@ from gpuckpt.stores import frames
 from gpuckpt.stores.landing import DirectoryArrival
 from gpuckpt.stores.landingwriter import DirectoryWriter
 from gpuckpt.stores.local import DirectoryOffer, DirectoryReader, DirectoryStore
-from gpuckpt.stores.protocol import PIECE_BYTES, Piece
+from gpuckpt.stores.protocol import PIECE_BYTES, Piece, Span
 from gpuckpt.system.links import LinkLost
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Server:
     def _read(self, header: dict[str, Any], _payload: memoryview) -> Answer:
         if self._reader is None:
             raise Refused("no image is open", "open one first")
-        content = self._reader.read(_piece(header))
+        content = self._reader.read(Span(*_numbers(header, "at")))
         return {"b3": blake3.blake3(content).hexdigest()}, content
 
     def _check(self, _header: dict[str, Any], _payload: memoryview) -> Answer:
@@ -144,7 +144,7 @@ class Server:
             raise Refused("nothing is being taken in", "begin first")
         if blake3.blake3(payload).hexdigest() != header["b3"]:
             raise TransferFailed("a piece arrived damaged", "the same command continues it")
-        self._writer.send(_piece(header), payload)
+        self._writer.send(Piece(*_numbers(header, "piece")), payload)
         return DONE, b""
 
     def _verify(self, _header: dict[str, Any], _payload: memoryview) -> Answer:
@@ -203,11 +203,12 @@ def _path(header: dict[str, Any]) -> str:
     return str(Path(os.path.realpath(path.parent)) / path.name)
 
 
-def _piece(header: dict[str, Any]) -> Piece:
-    values = [header[name] for name in ("part", "piece", "size")]
+def _numbers(header: dict[str, Any], place: str) -> list[int]:
+    """Part, place in it and size. Raises KeyError, ValueError."""
+    values = [header[name] for name in ("part", place, "size")]
     if not all(type(value) is int and 0 <= value < 1 << 60 for value in values) or values[2] > PIECE_BYTES:
         raise ValueError(values)
-    return Piece(*values)
+    return values
 
 
 def _from_os(error: OSError) -> GpuckptError:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpuckpt.model.errors import ImageCorrupt, TransferFailed, in_words
 from gpuckpt.stores.journal import RECORD, digest_bytes
-from gpuckpt.stores.protocol import PIECE_BYTES, Piece
+from gpuckpt.stores.protocol import PIECE_BYTES, Piece, Span, Stretch
 from gpuckpt.system.links import LinkLost
 from gpuckpt.system.sftp import CREATE, READ, UNDER_WAY, WRITE, Sftp
 
@@ -31,9 +31,9 @@ class SftpReader:
         self._store, self._session, self._root, self._parts = store, session, root, parts
         self._handles: dict[int, bytes] = {}
 
-    def stream(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, memoryview]]:
+    def stream(self, pieces: Iterator[Stretch]) -> Iterator[tuple[Stretch, memoryview]]:
         """Each piece and its bytes; what they must be is compared where they arrive."""
-        under_way: deque[tuple[Piece, list[tuple[int, int, int]]]] = deque()
+        under_way: deque[tuple[Stretch, list[tuple[int, int, int]]]] = deque()
         for piece in pieces:
             under_way.append((piece, self._ask(piece)))
             if sum(len(requests) for _, requests in under_way) >= UNDER_WAY:
@@ -42,12 +42,12 @@ class SftpReader:
         while under_way:
             yield self._next(under_way)
 
-    def _ask(self, piece: Piece) -> list[tuple[int, int, int]]:
+    def _ask(self, piece: Piece | Span) -> list[tuple[int, int, int]]:
         handle, size = self._handle(piece.part), self._session.request_bytes
         spans = [(at, min(size, piece.size - at)) for at in range(0, piece.size, size)]
         return [(at, length, self._session.post_read(handle, piece.offset + at, length)) for at, length in spans]
 
-    def _next(self, under_way: deque[tuple[Piece, list[tuple[int, int, int]]]]) -> tuple[Piece, memoryview]:
+    def _next(self, under_way: deque[tuple[Stretch, list[tuple[int, int, int]]]]) -> tuple[Stretch, memoryview]:
         piece, requests = under_way.popleft()
         content = bytearray(piece.size)
         for start, length, first in requests:

@@ -13,7 +13,7 @@ import blake3
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import GpuckptError, MachineLacks, TransferFailed
 from gpuckpt.stores import frames
-from gpuckpt.stores.protocol import count_pieces
+from gpuckpt.stores.protocol import PIECE_BYTES, count_pieces
 from gpuckpt.system.links import LinkLost
 from gpuckpt.system.ssh import FAILED
 from gpuckpt.system.ssh_failures import explain, last_words
@@ -21,12 +21,15 @@ from gpuckpt.system.ssh_failures import explain, last_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from gpuckpt.stores.protocol import Offer, Piece, Ticker
+    from gpuckpt.stores.protocol import Offer, Piece, Stretch, Ticker
     from gpuckpt.system.ssh import Caller
 
 COMMAND = "gpuckpt"
 AHEAD = 4
 """Pieces under way on one connection: what is asked for, or sent and not yet confirmed."""
+
+MOST_ASKED = 64
+"""Small ones under way: their questions must never fill the connection, for nobody reads the answers meanwhile."""
 
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
@@ -218,18 +221,18 @@ class SshReader:
     def __init__(self, store: SshStore, peer: Peer) -> None:
         self._store, self._peer = store, peer
 
-    def stream(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, memoryview]]:
+    def stream(self, pieces: Iterator[Stretch]) -> Iterator[tuple[Stretch, memoryview]]:
         """Each piece and its bytes, compared with the digest that came along."""
-        asked: deque[Piece] = deque()
+        asked: deque[Stretch] = deque()
         for piece in pieces:
-            self._peer.put({"do": "read", "part": piece.part, "piece": piece.number, "size": piece.size})
+            self._peer.put({"do": "read", "part": piece.part, "at": piece.offset, "size": piece.size})
             asked.append(piece)
-            if len(asked) >= AHEAD:
+            if len(asked) >= MOST_ASKED or sum(one.size for one in asked) >= AHEAD * PIECE_BYTES:
                 yield self._next(asked)
         while asked:
             yield self._next(asked)
 
-    def _next(self, asked: deque[Piece]) -> tuple[Piece, memoryview]:
+    def _next(self, asked: deque[Stretch]) -> tuple[Stretch, memoryview]:
         piece = asked.popleft()
         answer = self._peer.take(most=piece.size)
         if len(answer.payload) != piece.size or blake3.blake3(answer.payload).hexdigest() != answer.header.get("b3"):

@@ -14,7 +14,7 @@ from pathlib import Path
 import blake3
 import pytest
 
-from gpuckpt.images import captureworker, cuts, lean, packs, sharing
+from gpuckpt.images import captureworker, cuts, framesource, lean, packs, sharing
 from gpuckpt.images.capture import Capture, Settings
 from gpuckpt.system import procfs
 from tests import harness
@@ -252,7 +252,7 @@ class TestBase:
         for path in (tmp_path / "one" / "packs").iterdir():
             path.unlink()
         with packs.PackReader(tmp_path / "two" / "packs", joined.index) as reader:
-            reader.verify_all(2)
+            framesource.verify_all(reader, joined.index)
 
     def test_a_pack_that_is_hardly_used_is_rewritten(self, tmp_path):
         made = TestBase.pack(tmp_path / "one", [b"a" * 5000, b"b" * 5000, b"c" * 5000])
@@ -285,7 +285,7 @@ class TestBase:
         assert "cross-device" in joined.notes[0]
         assert not joined.shared
         with packs.PackReader(tmp_path / "two", joined.index) as reader:
-            reader.verify_all(1)
+            framesource.verify_all(reader, joined.index)
 
     @staticmethod
     def pack(directory: Path, pieces: list[bytes]) -> packs.Index:

@@ -237,7 +237,7 @@ QUESTIONS = [
     {"do": "open"},
     {"do": "open", "path": 7},
     {"do": "open", "path": "a\0b"},
-    {"do": "read", "part": 0, "piece": 0, "size": 1},
+    {"do": "read", "part": 0, "at": 0, "size": 1},
     {"do": "write", "part": 0, "piece": 0, "size": 1},
     {"do": "verify"},
     {"do": "publish"},
@@ -267,9 +267,10 @@ def test_pieces_outside_of_the_image(image, tmp_path, piece):
     line = Line()
     store = SshStore(line)
     names = dict(zip(("part", "piece", "size"), piece, strict=True))
+    places = {"part": piece[0], "at": piece[1] * PIECE_BYTES, "size": piece[2]}
     store.question({"do": "open", "path": str(image)}, most=1 << 20)
     with pytest.raises((GpuckptError, LinkLost)):
-        store.question({"do": "read", **names}, most=PIECE_BYTES)
+        store.question({"do": "read", **places}, most=PIECE_BYTES)
     store.leave()
     begun = store.question({"do": "begin", "path": str(tmp_path / "one")}, (image / manifests.NAME).read_bytes()).header
     store.question({"do": "join", "path": begun["place"], "token": begun["token"]})

@@ -1,0 +1,77 @@
+"""From the stored bytes of a frame to its raw ones, of which nothing is believed before they were compared."""
+
+from __future__ import annotations
+
+import threading
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import blake3
+import zstandard
+
+from gpuckpt.images.packindex import ZERO
+from gpuckpt.model.errors import ImageCorrupt
+
+if TYPE_CHECKING:
+    from gpuckpt.images.packindex import Frame, Index
+
+MAX_WINDOW_BYTES = 1 << 27
+"""No frame may make its reader set aside more."""
+
+_AGAIN = "copy the image again, or restore another one"
+
+
+def digest_of(raw: memoryview | bytes) -> bytes:
+    """BLAKE3 of a frame's raw bytes; the interpreter's lock is released meanwhile."""
+    return blake3.blake3(raw).digest()
+
+
+@lru_cache(maxsize=512)
+def zero_digest(length: int) -> bytes:
+    """BLAKE3 of so many zero bytes."""
+    return digest_of(bytes(length))
+
+
+class Decoder(threading.local):
+    """Makes and verifies raw bytes; for any number of threads."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+
+    def decode(self, frame: Frame, stored: memoryview, target: memoryview) -> None:
+        """Fill `target`, of the raw length, from a frame's stored bytes. Raises ImageCorrupt naming pack and frame."""
+        if frame.compressed:
+            self._decompress(frame, stored, target)
+        else:
+            target[:] = stored
+        self.verify(frame, target)
+
+    def verify(self, frame: Frame, raw: memoryview) -> None:
+        """Compare raw bytes with the frame's digest. Raises ImageCorrupt."""
+        if digest_of(raw) != frame.digest:
+            raise self.corrupt(frame, "its digest does not fit")
+
+    def verify_zero(self, frame: Frame) -> None:
+        """Compare the digest of a frame of which nothing is stored. Raises ImageCorrupt."""
+        if frame.digest != zero_digest(frame.raw):
+            raise self.corrupt(frame, "it is said to be zero, its digest says otherwise")
+
+    def _decompress(self, frame: Frame, stored: memoryview, target: memoryview) -> None:
+        try:
+            said = zstandard.get_frame_parameters(stored)
+            if said.content_size != frame.raw or not said.has_checksum or said.window_size > MAX_WINDOW_BYTES:
+                raise self.corrupt(frame, "it is another frame than the index says")
+            with self._decompressor.stream_reader(stored, closefd=False) as reader:
+                done = 0
+                while done < frame.raw and (count := reader.readinto(target[done:])):
+                    done += count
+        except zstandard.ZstdError as error:
+            raise self.corrupt(frame, str(error)) from None
+        if done != frame.raw:
+            raise self.corrupt(frame, f"{done} bytes instead of {frame.raw}")
+
+    def corrupt(self, frame: Frame, why: str) -> ImageCorrupt:
+        """The failure of a frame that is not what the index says."""
+        where = f"packs/{self._index.packs[frame.pack].file}" if frame.pack != ZERO else "packs/index"
+        return ImageCorrupt(f"{where} is damaged in the frame at {frame.at} ({frame.stored} bytes): {why}", _AGAIN)
