@@ -8,6 +8,7 @@ import typer
 
 from gpuckpt.cli import options
 from gpuckpt.cli.manner import Manner
+from gpuckpt.cli.reaching import TO_ASK, Ways, with_ways
 from gpuckpt.cli.session import Listener, carry_out
 from gpuckpt.model.errors import UsageError
 from gpuckpt.model.location import Location
@@ -15,6 +16,7 @@ from gpuckpt.model.report import Report
 from gpuckpt.model.requests import InspectRequest
 
 
+@with_ways(TO_ASK)
 def inspect(
     target: Annotated[
         str | None,
@@ -46,8 +48,7 @@ def inspect(
         ),
     ] = None,
     keep_argv: options.KeepArgv = False,
-    remote_command: options.RemoteCommand = None,
-    ssh_config: options.SshConfig = None,
+    ways: Ways,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -60,10 +61,13 @@ def inspect(
     if extract is not None and target is None:
         raise UsageError("--extract needs an image", "name the directory of the image")
     where = None if target is None else options.elsewhere(target)
-    _refuse_what_is_only_for(where, verify=verify, extract=extract, reached=(remote_command or ssh_config) is not None)
+    if where is None:
+        ways.refuse_here()
+    else:
+        _refuse_what_is_only_for_here(where, verify=verify, extract=extract)
     request = InspectRequest(
         target=None if target is None or where is not None else options.absolute(target),
-        remote=None if where is None else options.reach(where, ssh_config, remote_command),
+        remote=None if where is None else ways.reach(where),
         pid=tree,
         verify=verify,
         keep_argv=keep_argv,
@@ -72,11 +76,7 @@ def inspect(
     return carry_out(Manner(as_json, quiet, verbose), lambda listener: _run(request, listener))
 
 
-def _refuse_what_is_only_for(where: Location | None, *, verify: bool, extract: str | None, reached: bool) -> None:
-    if where is None:
-        if reached:
-            raise UsageError("--remote-command and --ssh-config are for another host", "name it: user@host:/path")
-        return
+def _refuse_what_is_only_for_here(where: Location, *, verify: bool, extract: str | None) -> None:
     if extract is not None:
         raise UsageError("--extract needs an image of this host", "gpuckpt pull it first")
     if verify and not where.path:

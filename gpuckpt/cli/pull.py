@@ -8,12 +8,14 @@ import typer
 
 from gpuckpt.cli import options
 from gpuckpt.cli.manner import Manner
+from gpuckpt.cli.reaching import TO_CARRY, Ways, with_ways
 from gpuckpt.cli.session import Listener, carry_out
 from gpuckpt.model.errors import UsageError
 from gpuckpt.model.report import Report
 from gpuckpt.model.requests import PullRequest
 
 
+@with_ways(TO_CARRY)
 def pull(
     source: Annotated[str, typer.Argument(metavar="USER@HOST:IMAGE", help="The image on the other host.")],
     directory: Annotated[
@@ -25,11 +27,8 @@ def pull(
         ),
     ] = ".",
     *,
-    connections: options.Connections = None,
-    bwlimit: options.BandwidthLimit = None,
+    ways: Ways,
     verify_only: options.VerifyOnly = False,
-    remote_command: options.RemoteCommand = None,
-    ssh_config: options.SshConfig = None,
     timeout: options.Timeout = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -45,13 +44,7 @@ def pull(
     if name in ("", ".", "..", "~"):
         raise UsageError(f"{source}: no image is named", "write user@host:/path/of/the/image")
     request = PullRequest(
-        reach=options.reach(
-            where.at(where.path.rstrip("/")),
-            ssh_config,
-            remote_command,
-            connections=connections,
-            bytes_per_second=bwlimit,
-        ),
+        reach=ways.reach(where.at(where.path.rstrip("/"))),
         directory=options.absolute(directory),
         verify_only=verify_only,
         timeout_seconds=timeout,

@@ -8,12 +8,14 @@ import typer
 
 from gpuckpt.cli import options
 from gpuckpt.cli.manner import Manner
+from gpuckpt.cli.reaching import TO_CARRY, Ways, with_ways
 from gpuckpt.cli.session import Listener, carry_out
 from gpuckpt.model.errors import UsageError
 from gpuckpt.model.report import Report
 from gpuckpt.model.requests import PushRequest
 
 
+@with_ways(TO_CARRY)
 def push(
     image: Annotated[
         str,
@@ -26,15 +28,12 @@ def push(
         ),
     ],
     *,
-    connections: options.Connections = None,
-    bwlimit: options.BandwidthLimit = None,
+    ways: Ways,
     verify_only: options.VerifyOnly = False,
     delete_source: Annotated[
         bool,
         typer.Option("--delete-source", help="Remove IMAGE here once every byte of the copy was verified there."),
     ] = False,
-    remote_command: options.RemoteCommand = None,
-    ssh_config: options.SshConfig = None,
     timeout: options.Timeout = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -52,7 +51,7 @@ def push(
     where = options.location(target)
     request = PushRequest(
         image=options.absolute(image),
-        reach=options.reach(where, ssh_config, remote_command, connections=connections, bytes_per_second=bwlimit),
+        reach=ways.reach(where),
         verify_only=verify_only,
         delete_source=delete_source,
         timeout_seconds=timeout,

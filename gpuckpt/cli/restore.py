@@ -9,16 +9,23 @@ import typer
 
 from gpuckpt.cli import options
 from gpuckpt.cli.manner import Manner
+from gpuckpt.cli.reaching import TO_CARRY, Ways, with_ways
 from gpuckpt.cli.session import Listener, carry_out
 from gpuckpt.model.errors import UsageError
+from gpuckpt.model.location import Location
 from gpuckpt.model.report import Report
 from gpuckpt.model.requests import RepairRequest, RestoreRequest
 
 
+@with_ways(TO_CARRY)
 def restore(
     image: Annotated[
         str | None,
-        typer.Argument(metavar="IMAGE", autocompletion=options.complete_image, help="The directory of the image."),
+        typer.Argument(
+            metavar="IMAGE",
+            autocompletion=options.complete_image,
+            help="The directory of the image. Of user@host:/path the memory comes over SSH and is stored nowhere here.",
+        ),
     ] = None,
     *,
     tree: Annotated[
@@ -58,6 +65,7 @@ def restore(
         ),
     ] = False,
     huge_pages: options.HugePages = False,
+    ways: Ways,
     overwrite_files: Annotated[
         bool,
         typer.Option(
@@ -92,10 +100,13 @@ def restore(
     if tree is not None:
         if any((wait, stdio, tcp, gpu, allow, plain, huge_pages, overwrite_files, truncate_files)):
             raise UsageError("--tree repairs a tree that is here; the options of an image make no sense with it")
+        ways.refuse_here()
         request = RepairRequest(pid=tree, timeout_seconds=timeout, dry_run=dry_run, force_program=force_program)
     else:
+        where = options.elsewhere(image or "")
         request = RestoreRequest(
-            image=_image(image),
+            image=_place(image or "", where, ways),
+            reach=None if where is None else ways.reach(where.at(where.path.rstrip("/"))),
             wait=wait,
             stdio={number: options.stream_file(path) for number, path in stdio.items()},
             tcp=tcp,
@@ -115,13 +126,14 @@ def restore(
     )
 
 
-def _image(image: str | None) -> Path:
-    where = options.elsewhere(image or "")
-    if where is not None:
-        raise UsageError(
-            "this version restores only images of this host", f"first: gpuckpt pull {where} DIR, then restore from DIR"
-        )
-    return options.absolute(image or "")
+def _place(image: str, where: Location | None, ways: Ways) -> Path:
+    """Its path, on whichever host. Raises UsageError."""
+    if where is None:
+        ways.refuse_here()
+        return options.absolute(image)
+    if not where.path.strip("/"):
+        raise UsageError(f"{image}: no image is named", "write user@host:/path/of/the/image")
+    return Path(where.path)
 
 
 def _run(request: RestoreRequest | RepairRequest, listener: Listener) -> Report:

@@ -8,19 +8,17 @@ A line that breaks is connected again, a few times in a row without progress; ev
 from __future__ import annotations
 
 import errno
-import os
-import queue
 import signal
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuckpt.flows import far
 from gpuckpt.flows.interruption import BrokenOff
-from gpuckpt.flows.lanes import Lanes, missing_pieces
+from gpuckpt.flows.lanes import Lanes, lane_count, missing_pieces
+from gpuckpt.flows.reconnecting import LOOK_SECONDS, PAUSES, Patience, unwaited
 from gpuckpt.model.errors import (
     Busy,
     GpuckptError,
@@ -45,19 +43,7 @@ if TYPE_CHECKING:
 
     Listener = Callable[[Event], None]
 
-TRIES = 6
-"""Connections that break one after another without a byte between them: then a person is needed."""
-
-PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0)
-LOOK_SECONDS = 0.2
 ALIVE_SECONDS = 10.0
-FAR_AWAY_SECONDS = 0.02
-"""From this round trip on one connection is limited by its window (2 MiB at OpenSSH), not by a core."""
-
-LANES_FAR_AWAY = 8
-MOST_LANES_NEAR = 4
-WORTH_A_LANE = 32 << 20
-"""A connection costs some 0.3 s of both sides: for fewer bytes than this it is not opened."""
 
 
 @dataclass
@@ -71,13 +57,28 @@ class Tally:
     notes: list[str] = field(default_factory=list)
 
 
+class FarSide(Protocol):
+    """What an attempt needs of the connection, besides the image behind it."""
+
+    why: str
+
+    def round_trip_seconds(self) -> float:
+        """How long a question and its answer take."""
+
+    def keep_alive(self) -> None:
+        """To be called every few seconds. Raises LinkLost."""
+
+    def close(self) -> None:
+        """The attempt is over."""
+
+
 @dataclass
 class Ends:
     """Both ends of one attempt."""
 
     offer: Offer
     arrival: Arrival
-    far: Store
+    far: FarSide
 
 
 class Run:
@@ -108,7 +109,7 @@ class Run:
             "notes": tally.notes,
         }
 
-    def ends(self, store: Store, both: Callable[[], tuple[Offer, Arrival]]) -> Ends:
+    def ends(self, store: FarSide, both: Callable[[], tuple[Offer, Arrival]]) -> Ends:
         """Both ends of an attempt; the connection is closed where they cannot be had."""
         if store.why:
             self.note(f"{self._reach.location.host} has no gpuckpt that answers ({store.why}): over SFTP")
@@ -120,19 +121,18 @@ class Run:
 
     def carry(self, open_ends: Callable[[], Ends]) -> tuple[str, str]:
         """Attempts until the image stands there. Returns its place and by what it was verified."""
-        broken, before, last_sign = 0, 0, time.monotonic()
+        patience, last_sign = Patience(), time.monotonic()
         while True:
             try:
                 return self._attempt(open_ends)
             except (LinkLost, NotReached) as lost:
-                broken = 1 if self.tally.sent > before else broken + 1
-                before, last_sign = self.tally.sent, time.monotonic()
-                if broken >= TRIES or self.tally.skipped is None:
+                last_sign, seconds = time.monotonic(), patience.after_a_break(self.tally.sent)
+                if seconds is None or self.tally.skipped is None:
                     raise far.as_failure(self._reach, lost) from None
-                self._pause(PAUSES[min(broken, len(PAUSES)) - 1], str(lost))
+                self._pause(seconds, str(lost))
             except Busy:
                 # The other side has not noticed yet that our last connection has gone.
-                if not broken or time.monotonic() - last_sign > 2 * self._reach.stall_seconds:
+                if not patience.broken or time.monotonic() - last_sign > 2 * self._reach.stall_seconds:
                     raise
                 self._pause(PAUSES[1], "the other side still waits for the last connection")
             except BrokenOff as trouble:
@@ -175,25 +175,7 @@ class Run:
 
     def _opened(self, open_ends: Callable[[], Ends]) -> Ends:
         """Connect, without making a signal wait for a host that does not answer."""
-        outcome: queue.SimpleQueue[Ends | BaseException] = queue.SimpleQueue()
-
-        def act() -> None:
-            try:
-                outcome.put(open_ends())
-            except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
-                outcome.put(error)
-
-        # Not waited for after a signal: the end of this process ends the connection too.
-        threading.Thread(target=act, daemon=True).start()
-        while True:
-            try:
-                found = outcome.get(timeout=LOOK_SECONDS)
-            except queue.Empty:
-                self._interruption.check()
-                continue
-            if isinstance(found, BaseException):
-                raise found
-            return found
+        return unwaited(open_ends, self._interruption.check, lambda ends: ends.far.close())
 
     def _timed(self, phase: str, act: Callable[[], Any]) -> Any:
         self._listener(Event(phase, "begin"))
@@ -225,13 +207,9 @@ class Run:
                     self.note(f"fewer connections than wanted: {why}")
 
     def _lanes(self, ends: Ends, size: int, pieces: int) -> int:
-        if self._reach.connections is not None:
-            return min(self._reach.connections, pieces)
-        near = min(MOST_LANES_NEAR, len(os.sched_getaffinity(0)))
-        wanted = LANES_FAR_AWAY if ends.far.round_trip_seconds() > FAR_AWAY_SECONDS else near
-        return max(1, min(wanted, size // WORTH_A_LANE))
+        return lane_count(self._reach.connections, ends.far.round_trip_seconds(), size, pieces)
 
-    def _look(self, store: Store) -> None:
+    def _look(self, store: FarSide) -> None:
         self._interruption.check()
         if time.monotonic() - self._alive_at > ALIVE_SECONDS:
             self._alive_at = time.monotonic()
@@ -263,7 +241,7 @@ class Run:
         self._interruption.check()
         self._listener(Event("verify", "progress", done_bytes=done, total_bytes=total))
 
-    def _at_length(self, store: Store, act: Callable[[], Any]) -> Any:
+    def _at_length(self, store: FarSide, act: Callable[[], Any]) -> Any:
         """Do something long beside; a signal ends the connection, and with it what waits for its answer."""
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(act)

@@ -7,6 +7,7 @@ other side what has arrived.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from typing import TYPE_CHECKING
@@ -20,6 +21,24 @@ if TYPE_CHECKING:
 
     from gpuckpt.model.manifest import Part
     from gpuckpt.stores.protocol import Reader, Writer
+
+
+FAR_AWAY_SECONDS = 0.02
+"""From this round trip on one connection is limited by its window (2 MiB at OpenSSH), not by a core."""
+
+LANES_FAR_AWAY = 8
+MOST_LANES_NEAR = 4
+WORTH_A_LANE = 32 << 20
+"""A connection costs some 0.3 s of both sides: for fewer bytes than this it is not opened."""
+
+
+def lane_count(wanted: int | None, round_trip_seconds: float, size: int, pieces: int) -> int:
+    """How many connections shall carry `size` bytes in so many pieces; `wanted` is what the person asked for."""
+    if wanted is not None:
+        return max(1, min(wanted, pieces))
+    near = min(MOST_LANES_NEAR, len(os.sched_getaffinity(0)))
+    most = LANES_FAR_AWAY if round_trip_seconds > FAR_AWAY_SECONDS else near
+    return max(1, min(most, size // WORTH_A_LANE))
 
 
 def missing_pieces(parts: Sequence[Part], held: dict[int, Sequence[tuple[int, int]]]) -> list[Piece]:

@@ -2,7 +2,8 @@
 
 steps, and what kill -9 of this process at each leaves (the owner's steps: owner/restoring.py):
 
-1. open, verify every part, judge, plan   nothing was touched
+1. open, verify every part, judge, plan   nothing was touched; what was fetched of an image on another host is
+                                           removed by the next restore from one (later: by the owner)
 2. lean directory, captured files          link-remap files, which the next restore uses; files that were put back,
                                            replaced or cut are as before once another run has found the journal of it
 3. owner: CRIU up to the gate               the owner turns CRIU away: nothing is left of the tree
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt import checks
-from gpuckpt.flows import gather, injecting, openfiles, settle, verifying
+from gpuckpt.flows import gather, imagesource, injecting, openfiles, settle
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.conversation import (
     REAP_SECONDS,
@@ -50,15 +51,15 @@ from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.owner import runs
 from gpuckpt.owner.handle import OwnerHandle
 from gpuckpt.owner.messages import INHERITED_FD, CudaMember, Inherited, PeerGone, RestoreOrder, TreeOrder
-from gpuckpt.stores import directory
 from gpuckpt.system import procfs
 from gpuckpt.system.terminal import PtyRelay
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from gpuckpt.checks import RestoreFacts
     from gpuckpt.checks.facts import CapturedHere
+    from gpuckpt.flows.imagesource import ImageSource
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
     from gpuckpt.flows.openfiles import FilesInPlace
@@ -77,34 +78,38 @@ OWNER_KILLED = "the process that held the tree (the owner) was killed"
 def restore(request: RestoreRequest, machine: Machine, interruption: Interruption) -> Report:
     """Bring an image back. Raises GpuckptError with what became of it."""
     require_places(request.stdio)
-    image = directory.open_image(request.image)
+    with imagesource.opened(request, machine, interruption) as source:
+        return _restore(source, machine, interruption)
+
+
+def _restore(source: ImageSource, machine: Machine, interruption: Interruption) -> Report:
+    request, image = source.request, source.image
+    machine.listener(Event("verify", "begin"))
+    _untouched(lambda: source.verify(interruption))
+    notes = source.notes if request.dry_run else _clear(request, image, machine)
+    seen = openfiles.look(image)
+    facts = gather.restore_facts(request, image.manifest, machine, _compare(image, interruption))
+    findings = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
+    refusal = checks.refusal(findings)
+    plan = {
+        "image": request.name,
+        "image_id": image.manifest.image_id,
+        "root_pid": image.manifest.tree.root.pid,
+        "pids": list(image.manifest.tree.pids),
+        "files": [{"path": act.file.path, "act": act.kind} for act in checks.file_acts(facts)],
+        "notes": notes,
+    }
+    if refusal:
+        return Report("restore", "refused", "untouched", plan, findings, refusal)
+    if request.dry_run:
+        return Report("restore", "planned", "untouched", plan, findings)
+    _untouched(lambda: source.complete(interruption))
+    run = runs.begin("restore", image.manifest.tree.ids, tell=repairing.teller(machine, notes))
+    work = RestoreWork(source, machine, interruption, facts, findings, run, files_seen=seen, notes=notes)
     try:
-        machine.listener(Event("verify", "begin"))
-        _verify(image, request, interruption)
-        notes = [] if request.dry_run else _clear(request, image, machine)
-        seen = openfiles.look(image)
-        facts = gather.restore_facts(request, image.manifest, machine, _compare(image, interruption))
-        findings = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
-        refusal = checks.refusal(findings)
-        plan = {
-            "image": str(request.image),
-            "image_id": image.manifest.image_id,
-            "root_pid": image.manifest.tree.root.pid,
-            "pids": list(image.manifest.tree.pids),
-            "files": [{"path": act.file.path, "act": act.kind} for act in checks.file_acts(facts)],
-        }
-        if refusal:
-            return Report("restore", "refused", "untouched", plan, findings, refusal)
-        if request.dry_run:
-            return Report("restore", "planned", "untouched", plan, findings)
-        run = runs.begin("restore", image.manifest.tree.ids, tell=repairing.teller(machine, notes))
-        work = RestoreWork(request, machine, interruption, image, facts, findings, run, files_seen=seen, notes=notes)
-        try:
-            return work.perform()
-        finally:
-            run.finish(keep=work.something_is_left)
+        return work.perform()
     finally:
-        image.close()
+        run.finish(keep=work.something_is_left)
 
 
 def _clear(request: RestoreRequest, image: Image, machine: Machine) -> list[str]:
@@ -113,9 +118,10 @@ def _clear(request: RestoreRequest, image: Image, machine: Machine) -> list[str]
     return notes + repairing.clear_before_restore(image.manifest.tree.ids, machine, force_program=request.force_program)
 
 
-def _verify(image: Image, request: RestoreRequest, interruption: Interruption) -> None:
+def _untouched(act: Callable[[], None]) -> None:
+    """Something that can take long, before anything is touched."""
     try:
-        verifying.verify_before_restore(image, request, interruption)
+        act()
     except BrokenOff as trouble:
         raise _interrupted(trouble, "nothing was touched") from None
 
@@ -131,10 +137,9 @@ def _compare(image: Image, interruption: Interruption) -> dict[str, CapturedHere
 class RestoreWork:
     """One restore at work, after its checks have passed."""
 
-    request: RestoreRequest
+    source: ImageSource
     machine: Machine
     interruption: Interruption
-    image: Image
     facts: RestoreFacts
     findings: tuple[Finding, ...]
     run: Run
@@ -153,6 +158,16 @@ class RestoreWork:
     lean: LeanDirectory | None = None
 
     @property
+    def request(self) -> RestoreRequest:
+        """What the person asked for."""
+        return self.source.request
+
+    @property
+    def image(self) -> Image:
+        """The image, with its small files."""
+        return self.source.image
+
+    @property
     def manifest(self) -> Manifest:
         """The image's manifest."""
         return self.image.manifest
@@ -168,7 +183,8 @@ class RestoreWork:
     def _perform(self) -> Report:
         came_up = False
         try:
-            self.packed = PackedMemory(self.image) if is_packed(self.image) else None
+            self.source.belongs_to(self.run)
+            self.packed = PackedMemory(self.image, self.source.open_frames) if is_packed(self.image) else None
             self._put_files_in_place()
             if self.request.wait and checks.needs_terminal(self.manifest.tree):
                 self.relay = PtyRelay()
@@ -219,7 +235,7 @@ class RestoreWork:
         try:
             owner.give(order)
             if self.lean is not None and self.lean.plan is not None:
-                hear(owner, ("held",), self.machine, self.interruption)
+                hear(owner, ("held",), self.machine, self.interruption, meanwhile=self.source.keep_alive)
                 self._inject(owner, self.lean.plan)
             return hear(owner, ("restored",), self.machine, self.interruption)
         except BrokenOff as trouble:
@@ -233,10 +249,14 @@ class RestoreWork:
         """Fill the held tree; where that fails the owner ends it, before an instruction of it has run."""
         assert self.packed is not None  # noqa: S101 - there is no plan without
         try:
-            injecting.inject(self.packed, plan, self.interruption.check)
+            injecting.inject(self.packed, plan, self._while_memory_comes)
         except (ImageCorrupt, RestoreFailed) as error:
             raise self._end_held(owner, error) from None
         tell(owner, "injected")
+
+    def _while_memory_comes(self) -> None:
+        self.interruption.check()
+        self.source.show_progress()
 
     def _end_held(self, owner: OwnerHandle, error: GpuckptError) -> GpuckptError:
         """The error to raise once the owner has ended the tree."""
@@ -347,22 +367,25 @@ class RestoreWork:
         gather.note_lineage(tree.root, self.manifest)
         assert self.lean is not None  # noqa: S101 - it was made for the order
         self.lean.remove_pages()
+        self.source.let_go()
+        self.notes += self.source.notes
         self.notes += said.get("notes", ())
         if not self.request.wait and said.get("cgroup") and said["cgroup"] == procfs.cgroup_of(os.getpid()):
             self.notes.append(
                 f"the tree has no cgroup of its own; it stays in {said['cgroup']} and may end with what runs there"
             )
         data: dict[str, Any] = {
-            "image": str(self.request.image),
+            "image": self.request.name,
             "image_id": self.manifest.image_id,
             "root_pid": tree.root.pid,
             "pids": [one.pid for one in tree.ids],
-            "seconds": said["seconds"],
+            "seconds": {**self.source.seconds, **said["seconds"]},
             "cgroup": said.get("cgroup"),
             "bytes_injected": self.lean.bytes_injected,
             "bytes_by_criu": self.lean.bytes_by_criu,
             "files": self.files.done if self.files is not None else [],
             "notes": self.notes,
+            **self.source.report(),
         }
         if self.request.wait:
             self.run.release()
@@ -371,7 +394,7 @@ class RestoreWork:
         began = time.monotonic()
         settle.require_alive(tree.ids, self.request.settle_seconds)
         data["gpu_memory_bytes"] = settle.require_on_gpu(tree, self.machine, force_program=self.request.force_program)
-        data["seconds"] = {**said["seconds"], "ready": time.monotonic() - began}
+        data["seconds"] = {**data["seconds"], "ready": time.monotonic() - began}
         return Report("restore", "ok", "restored", data, self.findings)
 
     def _error_from(self, message: dict[str, Any]) -> GpuckptError:

@@ -67,6 +67,13 @@ class RestoreRequest:
     """Captured files take the place of those that are here and differ."""
     truncate_files: bool = False
     """Files that only grew since the dump are cut to the size they had."""
+    reach: Reach | None = None
+    """The host that the image lies on; None: here. `image` is then where its small files lie, once they do."""
+
+    @property
+    def name(self) -> str:
+        """The image, as it is called in words."""
+        return str(self.reach.location if self.reach is not None else self.image)
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,8 @@ ROOM_FILES = 64
 """What a run writes into /run: journal, lock, CRIU's log."""
 CRIU_LOG = "criu.log"
 """CRIU's log, in the directory of its run."""
+FETCHED = "fetched"
+"""A link in the directory of a restore: to what was fetched of an image on another host."""
 UNTOLD = "untold"
 """In the directory of an ended run: what a person must know of it, and what nobody has been told yet."""
 
@@ -212,11 +214,11 @@ def criu_at_work(past: journals.PastRun) -> bool:
 
 
 def remove(directory: Path) -> None:
-    """Remove a run's directory, its gate script and the files made for CRIU, which may both lie elsewhere."""
+    """Remove a run's directory, its gate script and the files made for it, which may lie elsewhere."""
     gate.remove_script(directory)
-    images = directory / "images"
-    if images.is_symlink():
-        shutil.rmtree(images.readlink(), ignore_errors=True)
+    for link in (directory / "images", directory / FETCHED):
+        if link.is_symlink():
+            shutil.rmtree(link.readlink(), ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)
 
 

@@ -57,9 +57,13 @@ VERIFIED = "BLAKE3 of every byte, read back where it lies"
 class DirectoryArrival:
     """An image that arrives in a directory of this host."""
 
-    def __init__(self, target: Path, raw_manifest: bytes) -> None:
-        """Raises Busy, Refused, NotFound, ImageCorrupt, ImageTooNew, OSError."""
+    def __init__(self, target: Path, raw_manifest: bytes, without: frozenset[str] = frozenset()) -> None:
+        """`without`: parts that do not come, for an image that stays private and incomplete.
+
+        Raises Busy, Refused, NotFound, ImageCorrupt, ImageTooNew, OSError.
+        """
         self._raw = raw_manifest
+        self._without = without
         self.manifest = decoded(raw_manifest)
         self.place = str(target)
         self.token = secrets.token_hex(16)
@@ -83,7 +87,9 @@ class DirectoryArrival:
     def _prepare(self, path: Path) -> None:
         self._held = self._find_arrived(path)
         _clear(path, {part.path for index, part in enumerate(self.manifest.parts) if index in self._held})
-        for part in self.manifest.parts:
+        for index, part in enumerate(self.manifest.parts):
+            if part.path in self._without:
+                self._held[index] = set(range(count_pieces(part.size)))
             (path / part.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_own(path / TOKEN, self.token.encode())
         write_own(path / INCOMING, self._raw)
@@ -131,7 +137,9 @@ class DirectoryArrival:
             _verify_published(Path(self.place), tick)
             return ()
         path, parts = self._partial.path, self.manifest.parts
-        bad = [index for index, fits in enumerate(_compare(path, parts, tick)) if not fits]
+        came = [index for index, part in enumerate(parts) if part.path not in self._without]
+        fitting = _compare(path, [parts[index] for index in came], tick)
+        bad = [index for index, fits in zip(came, fitting, strict=True) if not fits]
         for index in bad:
             with contextlib.suppress(FileNotFoundError):
                 (path / parts[index].path).unlink()

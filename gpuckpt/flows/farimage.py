@@ -1,0 +1,295 @@
+"""An image on another host while it is restored here: the connection to it, and its frames over several of them.
+
+The tree that is filled is held meanwhile, so a connection that breaks is opened again and goes on with the frame
+that was under way; what was taken out of the queue and not delivered is asked for once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from gpuckpt.flows import far
+from gpuckpt.flows.reconnecting import Patience, unwaited
+from gpuckpt.images.decoding import Decoder
+from gpuckpt.images.packindex import FRAME_BYTES, ZERO
+from gpuckpt.images.packs import page_aligned
+from gpuckpt.model.errors import GpuckptError, ImageCorrupt, TransferFailed, in_words
+from gpuckpt.stores.protocol import Span
+from gpuckpt.system.links import LinkLost, Pace
+from gpuckpt.system.ssh_failures import NotReached
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Callable, Iterator
+
+    from gpuckpt.images.packindex import Frame, Index
+    from gpuckpt.model.manifest import Manifest
+    from gpuckpt.model.requests import Reach
+    from gpuckpt.stores.protocol import Offer, Reader, Store
+
+Work = TypeVar("Work")
+Asked = deque[tuple["Frame", Work]]
+
+ALIVE_SECONDS = 10.0
+BEGINS_AGAIN = "the same command begins again"
+REMEMBERED = 8
+"""Frames that were read one by one and are kept: the pages that are compared come from few."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opened:
+    """A connection, and the image that was opened over it."""
+
+    store: Store
+    offer: Offer
+    round_trip_seconds: float
+
+
+class FarImage:
+    """An image on another host. All threads share one connection, or open further ones beside it."""
+
+    def __init__(self, reach: Reach, tell: Callable[[str], None]) -> None:
+        """`tell` hears that a connection broke."""
+        self.reach = reach
+        self.pace = Pace(reach.bytes_per_second) if reach.bytes_per_second else None
+        self.received_bytes = 0
+        self.connections = 0
+        """The most at once."""
+        self._tell = tell
+        self._patience = Patience()
+        self._turn = threading.Lock()
+        """Held while the connection is opened or given up; not to end it."""
+        self._opened: Opened | None = None
+        self._raw_manifest: bytes | None = None
+        self._over = threading.Event()
+        self._alive_at = time.monotonic()
+
+    def current(self) -> Opened:
+        """The connection, opened where there is none. Raises LinkLost, GpuckptError."""
+        with self._turn:
+            if self._opened is None:
+                self._opened = unwaited(self._open, self.require_wanted, lambda opened: opened.store.close())
+            return self._opened
+
+    def insist(self) -> Opened:
+        """As `current`, trying again for a while. Raises GpuckptError."""
+        while True:
+            try:
+                return self.current()
+            except (LinkLost, NotReached) as lost:
+                self.lost(None, lost)
+
+    def _open(self) -> Opened:
+        store = far.connect(self.reach, self.pace)
+        try:
+            offer = store.offer(self.reach.location.path)
+            self._require_same(offer.raw_manifest)
+            return Opened(store, offer, store.round_trip_seconds())
+        except BaseException:
+            store.close()
+            raise
+
+    def _require_same(self, raw_manifest: bytes) -> None:
+        if self._raw_manifest not in (None, raw_manifest):
+            raise TransferFailed(f"{self.reach.location} has been exchanged meanwhile", "look what is there")
+        self._raw_manifest = raw_manifest
+
+    def require_wanted(self) -> None:
+        """Raises LinkLost once nothing more is wanted."""
+        if self._over.is_set():
+            raise LinkLost("nothing more is wanted")
+
+    def lost(self, opened: Opened | None, why: Exception) -> None:
+        """Give a connection up, and wait until another one may be opened: the next `current` does it.
+
+        Raises TransferFailed when that has been tried often enough, LinkLost once nothing more is wanted.
+        """
+        with self._turn:
+            if self._opened is not opened:
+                return  # another thread has seen to it
+            self.let_go()
+            self.require_wanted()
+            seconds = self._patience.after_a_break(self.received_bytes)
+            if seconds is None:
+                failure = far.as_failure(self.reach, why)
+                failure.hint = BEGINS_AGAIN
+                raise failure
+            self._tell(f"{why}; connecting again")
+            self._over.wait(seconds)
+            self.require_wanted()
+
+    def let_go(self) -> None:
+        """Close the connection."""
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            opened.store.close()
+
+    def keep_alive(self) -> None:
+        """Say now and then that we live; a connection that has gone meanwhile is opened again when it is needed."""
+        if time.monotonic() - self._alive_at > ALIVE_SECONDS and self._opened is not None:
+            self._alive_at = time.monotonic()
+            with contextlib.suppress(LinkLost, GpuckptError):
+                self._opened.store.keep_alive()
+
+    def end(self) -> None:
+        """Nothing more is wanted; from any thread. What waits for the other side raises."""
+        self._over.set()
+        opened = self._opened
+        if opened is not None:
+            opened.store.close()
+
+
+class FarFrames:
+    """Its frames (a FrameSource): each thread has a connection of its own."""
+
+    def __init__(
+        self, image: FarImage, manifest: Manifest, index: Index, threads: int, look: Callable[[], None]
+    ) -> None:
+        """`look` is called while single frames are waited for, and may raise. Raises ImageCorrupt."""
+        self._image = image
+        self._parts = _parts_of(manifest, index)
+        self._decoder = Decoder(index)
+        self._look = look
+        self._threads = threads
+        self._lock = threading.Lock()
+        self._at_work = 0
+        self._readers: set[Reader] = set()
+        self._over = False
+        self._remembered: OrderedDict[tuple[int, int, bytes], bytes] = OrderedDict()
+
+    @property
+    def threads(self) -> int:
+        """One for each connection."""
+        return self._threads
+
+    def read(self, frame: Frame) -> memoryview:
+        """One frame; for the main thread."""
+        key = (frame.pack, frame.at, frame.digest)
+        if key not in self._remembered:
+            self._remembered[key] = self._fetch(frame)
+            if len(self._remembered) > REMEMBERED:
+                self._remembered.popitem(last=False)
+        return memoryview(self._remembered[key])
+
+    def _fetch(self, frame: Frame) -> bytes:
+        if frame.pack == ZERO:
+            self.verify_zero(frame)
+            return bytes(frame.raw)
+        buffer = page_aligned(FRAME_BYTES)
+
+        def act() -> bytes:
+            for _ in self.stream(iter([(frame, None)]), buffer):
+                pass
+            return buffer[: frame.raw]
+
+        return unwaited(act, self._look, lambda _content: None)
+
+    def stream(self, wanted: Iterator[tuple[Frame, Work]], buffer: mmap.mmap) -> Iterator[tuple[Frame, Work]]:
+        """Each frame, verified, as it comes; a connection that breaks is opened again."""
+        asked: Asked[Work] = deque()
+        with self._at_its_work() as alone:
+            while True:
+                opened = reader = None
+                try:
+                    opened = self._image.current()
+                    reader = self._reader_of(opened)
+                    yield from self._handed_out(reader, asked, wanted, buffer)
+                except (LinkLost, GpuckptError) as lost:
+                    if reader is None and not asked and not alone:
+                        return  # a further connection that cannot be had: the others do its share
+                    if not isinstance(lost, (LinkLost, NotReached)):
+                        raise
+                    self._image.lost(opened, lost)
+                except OSError as error:
+                    raise TransferFailed(f"on {self._image.reach.location.host}: {in_words(error)}") from None
+                else:
+                    return
+
+    @contextlib.contextmanager
+    def _at_its_work(self) -> Iterator[bool]:
+        """Count a thread that does not go before its work is done; says whether it is the first."""
+        with self._lock:
+            alone = self._at_work == 0
+            self._at_work += 1
+        try:
+            yield alone
+        finally:
+            with self._lock:
+                self._at_work -= 1
+
+    def _reader_of(self, opened: Opened) -> Reader:
+        reader = unwaited(opened.offer.open_reader, self._image.require_wanted, lambda late: late.close())
+        with self._lock:
+            self._readers.add(reader)
+            self._image.connections = max(self._image.connections, len(self._readers))
+            over = self._over
+        if over:
+            reader.cut()
+        return reader
+
+    def _handed_out(
+        self, reader: Reader, asked: Asked[Work], wanted: Iterator[tuple[Frame, Work]], buffer: mmap.mmap
+    ) -> Iterator[tuple[Frame, Work]]:
+        whole = False
+        try:
+            for span, content in reader.stream(self._spans(asked, wanted)):
+                frame, work = asked[0]
+                self._decoder.decode(frame, content, memoryview(buffer)[: frame.raw])
+                asked.popleft()
+                with self._lock:
+                    self._image.received_bytes += span.size
+                yield frame, work
+            whole = True
+        finally:
+            if not whole:
+                reader.cut()  # answers are under way that nobody will take
+            reader.close()
+            with self._lock:
+                self._readers.discard(reader)
+
+    def _spans(self, asked: Asked[Work], wanted: Iterator[tuple[Frame, Work]]) -> Iterator[Span]:
+        """What is to be asked for: first what an earlier connection has not delivered."""
+        for frame, _ in list(asked):
+            yield self._span(frame)
+        for frame, work in wanted:
+            asked.append((frame, work))
+            yield self._span(frame)
+
+    def _span(self, frame: Frame) -> Span:
+        return Span(self._parts[frame.pack], frame.at, frame.stored)
+
+    def verify_zero(self, frame: Frame) -> None:
+        """Compare the digest of a frame of which nothing is stored. Raises ImageCorrupt."""
+        self._decoder.verify_zero(frame)
+
+    def cut(self) -> None:
+        """End all streams."""
+        self._image.end()
+        with self._lock:
+            self._over = True
+            readers = list(self._readers)
+        for reader in readers:
+            reader.cut()
+
+    def close(self) -> None:
+        """Let the other side go."""
+        self._image.end()
+
+
+def _parts_of(manifest: Manifest, index: Index) -> list[int]:
+    """The manifest's part behind each pack of the index. Raises ImageCorrupt where they do not fit."""
+    numbers = {part.path: number for number, part in enumerate(manifest.parts)}
+    found = []
+    for pack in index.packs:
+        number = numbers.get(f"packs/{pack.file}")
+        if number is None or manifest.parts[number].size != pack.size:
+            raise ImageCorrupt(
+                f"packs/{pack.file} is not in the manifest as the index says", "do not restore this image"
+            )
+        found.append(number)
+    return found
