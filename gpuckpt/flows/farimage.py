@@ -53,8 +53,14 @@ class Opened:
 class FarImage:
     """An image on another host. All threads share one connection, or open further ones beside it."""
 
-    def __init__(self, reach: Reach, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        reach: Reach,
+        tell: Callable[[str], None],
+        connect: Callable[[Reach, Pace | None], Store] = far.connect,
+    ) -> None:
         """`tell` hears that a connection broke."""
+        self._connect = connect
         self.reach = reach
         self.pace = Pace(reach.bytes_per_second) if reach.bytes_per_second else None
         self.received_bytes = 0
@@ -85,7 +91,7 @@ class FarImage:
                 self.lost(None, lost)
 
     def _open(self) -> Opened:
-        store = far.connect(self.reach, self.pace)
+        store = self._connect(self.reach, self.pace)
         try:
             offer = store.offer(self.reach.location.path)
             self._require_same(offer.raw_manifest)

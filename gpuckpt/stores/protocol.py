@@ -137,7 +137,7 @@ class Store(Protocol):
     """Why nothing better is used; empty where this is the best."""
 
     def offer(self, path: str) -> Offer:
-        """Open an image for reading. Raises NotFound, ImageCorrupt, ImageTooNew, Busy, Refused."""
+        """Open an image for reading. Raises NotFound, ImageCorrupt, ImageTooNew, Busy, Refused, LinkLost."""
 
     def receive(self, path: str, raw_manifest: bytes, source: Offer | None = None) -> Arrival:
         """Begin or go on with taking an image in as `path`; `source` can be read again to compare.

@@ -13,7 +13,7 @@ import blake3
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import GpuckptError, MachineLacks, TransferFailed
 from gpuckpt.stores import frames
-from gpuckpt.stores.protocol import PIECE_BYTES, count_pieces
+from gpuckpt.stores.protocol import count_pieces
 from gpuckpt.system.links import LinkLost
 from gpuckpt.system.ssh import FAILED
 from gpuckpt.system.ssh_failures import explain, last_words
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 COMMAND = "gpuckpt"
 AHEAD = 4
 """Pieces under way on one connection: what is asked for, or sent and not yet confirmed."""
+
+AHEAD_BYTES = 8 << 20
+"""More pieces are asked for where they are small: what is under way must outlast a round trip."""
 
 MOST_ASKED = 64
 """Small ones under way: their questions must never fill the connection, for nobody reads the answers meanwhile."""
@@ -227,7 +230,7 @@ class SshReader:
         for piece in pieces:
             self._peer.put({"do": "read", "part": piece.part, "at": piece.offset, "size": piece.size})
             asked.append(piece)
-            if len(asked) >= MOST_ASKED or sum(one.size for one in asked) >= AHEAD * PIECE_BYTES:
+            if len(asked) >= AHEAD and (len(asked) >= MOST_ASKED or _size(asked) >= AHEAD_BYTES):
                 yield self._next(asked)
         while asked:
             yield self._next(asked)
@@ -246,6 +249,10 @@ class SshReader:
     def cut(self) -> None:
         """End it, from any thread."""
         self._peer.close()
+
+
+def _size(asked: Iterable[Stretch]) -> int:
+    return sum(one.size for one in asked)
 
 
 class SshArrival:
