@@ -51,7 +51,7 @@ class Sshd:
             f"Port {self.port}\nPort {self.bare_port}\nListenAddress 127.0.0.1\nListenAddress ::1\n"
             f"HostKey {directory}/host_key\nHostCertificate {directory}/host_key-cert.pub\nAuthorizedKeysFile {directory}/authorized_keys\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
-            "StrictModes no\nUsePAM no\nPidFile none\nMaxStartups 100\nSubsystem sftp internal-sftp\n"
+            f"TrustedUserCAKeys {directory}/authority.pub\nStrictModes no\nUsePAM no\nPidFile none\nMaxStartups 100\nSubsystem sftp internal-sftp\n"
             f"SetEnv PATH=/usr/bin:/bin\nMatch LocalPort {self.bare_port}\n    ForceCommand internal-sftp\n"
         )
         self.know(self.port, self.bare_port)

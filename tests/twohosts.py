@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +25,7 @@ DELAY_MS, LOSS_PERCENT = 10, 0.5
 
 
 class Host:
-    """One of them. Paths below /srv mean its own; `outside` is where the tests find them."""
+    """One of them. `outside` is where the tests find its files."""
 
     def __init__(self, name: str, address: str, directory: Path, key: Path, first_pid: int) -> None:
         self.name, self.address, self.directory = name, address, directory
@@ -51,9 +52,20 @@ class Host:
 
     def begin(self) -> None:
         """Start sshd: the network is there."""
+        before = self._times_listening()
         self._space.stdin.write(b"\n")
         self._space.stdin.flush()
-        harness.wait_for(lambda: self._log.exists() and "Server listening" in self._log.read_text(), "sshd listens")
+        harness.wait_for(lambda: self._times_listening() > before, "sshd listens")
+
+    def _times_listening(self) -> int:
+        return self._log.read_text().count("Server listening") if self._log.exists() else 0
+
+    def kill_sshd(self) -> None:
+        """SIGKILL to the sshd that listens and to all that serve; `begin` starts another one."""
+        for pid, argv in self._processes():
+            if b"sshd" in argv[0]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     @property
     def host_key(self) -> str:
@@ -61,8 +73,8 @@ class Host:
         return " ".join((self.directory / "host_key.pub").read_text().split()[:2])
 
     def outside(self, path: str) -> Path:
-        """Where a file below its /srv lies for the tests."""
-        return self.srv / Path(path).relative_to("/srv")
+        """Where one of its files lies for the tests."""
+        return Path(f"/proc/{self.init}/root{path}")
 
     def _within(self, *argv: object) -> list[str]:
         spaces = ("--mount", "--pid", "--uts", "--ipc", "--net")

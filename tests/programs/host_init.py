@@ -1,15 +1,15 @@
 """Process 1 of an emulated host (tests/twohosts.py): host_init.py NAME SRV SSHD SSHD_CONFIG SSHD_LOG
 
 Runs in fresh mount, pid, uts, ipc and net namespaces. Says `ready` when its file systems are there, starts sshd at
-the first line on stdin (the network is up by then), reaps whatever ends, and goes with the end of stdin: with it
+each line on stdin (the network is up by then), reaps whatever ends, and goes with the end of stdin: with it
 the kernel ends every process of the host, also when the tests were killed.
 """
 
-import contextlib
 import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 
@@ -18,10 +18,10 @@ def mount(*arguments: str) -> None:
     subprocess.run(["mount", *arguments], check=True)
 
 
-def go_with_the_tests() -> None:
-    """Wait for the end of stdin."""
+def do_as_told(argv: list[str]) -> None:
+    """Start sshd when told so; go when the tests do."""
     while os.read(0, 1):
-        pass
+        subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
     os._exit(0)
 
 
@@ -34,13 +34,13 @@ def main(name: str, srv: str, *sshd: str) -> None:
     mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", "/dev/shm")
     Path("/run/sshd").mkdir(mode=0o755)
     print("ready", flush=True)
-    os.read(0, 1)
     program, config, log = sshd
-    subprocess.Popen([program, "-D", "-f", config, "-E", log], stdin=subprocess.DEVNULL, start_new_session=True)
-    threading.Thread(target=go_with_the_tests, daemon=True).start()
+    threading.Thread(target=do_as_told, args=([program, "-D", "-f", config, "-E", log],), daemon=True).start()
     while True:
-        with contextlib.suppress(ChildProcessError):
+        try:
             os.wait()
+        except ChildProcessError:
+            time.sleep(0.05)
 
 
 if __name__ == "__main__":

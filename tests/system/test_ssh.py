@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -17,7 +18,7 @@ from gpuckpt.stores.ssh import SshStore
 from gpuckpt.system import invoker
 from gpuckpt.system.links import LinkLost, Pace, Silent
 from gpuckpt.system.ssh import Account, Caller
-from tests.harness import gpuckpt
+from tests.harness import gpuckpt, wait_for
 from tests.sshd import REMOTE_COMMAND, ssh_keygen
 
 FAR_CERTIFIED = "@cert-authority *"
@@ -116,17 +117,55 @@ def test_an_encrypted_key_without_a_terminal_asks_nobody(sshd, tmp_path):
 
 def test_an_agent_holds_the_key(sshd, tmp_path, monkeypatch):
     _key, config = encrypted_key(sshd, tmp_path)
-    agent = subprocess.Popen(["ssh-agent", "-D", "-a", tmp_path / "agent"], stdout=subprocess.DEVNULL)
-    try:
-        deadline = time.monotonic() + 20
-        while not (tmp_path / "agent").exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        monkeypatch.setenv("SSH_AUTH_SOCK", str(tmp_path / "agent"))
-        subprocess.run(["ssh-add", "-q", sshd.directory / "id"], check=True, capture_output=True)
+    with agent_with(sshd.directory / "id", tmp_path) as agent:
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(agent))
         connect(sshd, config=config)
+
+
+@contextlib.contextmanager
+def agent_with(key, place):
+    """An agent that holds a key, listening in a directory."""
+    path = place / "agent"
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
+    try:
+        wait_for(path.exists, "the agent listens")
+        env = {**os.environ, "SSH_AUTH_SOCK": str(path)}
+        subprocess.run(["ssh-add", "-q", key], check=True, capture_output=True, env=env)
+        yield path
     finally:
         agent.terminate()
         agent.wait(20)
+
+
+def test_an_agent_that_the_configuration_names(sshd, tmp_path, monkeypatch):
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    _key, config = encrypted_key(sshd, tmp_path)
+    with agent_with(sshd.directory / "id", tmp_path) as agent:
+        config.write_text(config.read_text() + f"    IdentityAgent {agent}\n")
+        connect(sshd, config=config)
+
+
+def test_a_certificate_of_the_user(sshd, tmp_path):
+    key = tmp_path / "own"
+    ssh_keygen("-q", "-t", "ed25519", "-N", "", "-f", key)
+    config = sshd.write_config({"far": sshd.port}, path=tmp_path / "config")
+    config.write_text(config.read_text().replace(f"{sshd.directory}/id\n", f"{key}\n"))
+    with pytest.raises(MachineLacks, match="Permission denied"):
+        connect(sshd, config=config)
+    ssh_keygen("-q", "-s", sshd.directory / "authority", "-I", "user", "-n", "root", f"{key}.pub")
+    certificate = (tmp_path / "own-cert.pub").rename(tmp_path / "certificate")
+    config.write_text(config.read_text() + f"    CertificateFile {certificate}\n")
+    connect(sshd, config=config)
+
+
+def test_a_proxy_jump(sshd, tmp_path):
+    config = sshd.write_config({"jump": sshd.bare_port, "behind": sshd.port}, path=tmp_path / "config")
+    text = config.read_text().replace("Host behind\n", "Host behind\n    ProxyJump jump\n")
+    log = sshd.directory / "sshd.log"
+    config.write_text(text)
+    before = log.read_text().count("Accepted publickey")
+    connect(sshd, config=config, host="behind")
+    assert log.read_text().count("Accepted publickey") == before + 2
 
 
 def test_a_jump_host_an_include_and_a_match(sshd, tmp_path):
