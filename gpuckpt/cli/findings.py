@@ -16,6 +16,8 @@ def draw_plan(report: Report) -> None:
     sheet = Sheet(all_lines=True)
     sheet.title(f"Plan: {report.command}", _subject(report), _forecast(report))
     add_findings(sheet, report.findings, passes=True)
+    for note in report.data.get("notes") or ():
+        sheet.line(Text(f"note: {words.safe(note)}", FAINT))
     sheet.draw()
 
 

@@ -20,10 +20,10 @@ from gpuckpt.flows.attempts import Ends, Run
 from gpuckpt.flows.farimage import FarFrames, FarImage, Opened
 from gpuckpt.flows.lanes import lane_count
 from gpuckpt.flows.leandir import is_packed
-from gpuckpt.flows.reconnecting import LOOK_SECONDS
+from gpuckpt.flows.reconnecting import LOOK_SECONDS, unwaited
 from gpuckpt.flows.spool import spool
 from gpuckpt.images.packs import PackReader
-from gpuckpt.model.errors import Interrupted, TransferFailed
+from gpuckpt.model.errors import ImageCorrupt, Interrupted, TransferFailed
 from gpuckpt.model.report import Event
 from gpuckpt.owner import runs
 from gpuckpt.stores import directory
@@ -122,6 +122,9 @@ class Elsewhere:
 
     def verify(self, _interruption: Interruption) -> None:
         """The small files were compared as they came."""
+        later = memory_of(self.image.manifest)
+        if any(captured.part in later for captured in self.image.manifest.captured):
+            raise ImageCorrupt("a captured file of the image lies in its memory", "do not restore this image")
         verifying.require_its_tree(self.image)
         if self.request.dry_run:
             self.notes.append(UNREAD)
@@ -159,7 +162,8 @@ class Elsewhere:
             return PackReader(packs, index)
         frames = [frame for found in index.files.values() for frame in found]
         self._expected_bytes = sum(frame.stored for frame in frames)
-        seconds = self._far.insist().round_trip_seconds
+        opened = unwaited(self._far.insist, self._interruption.check, lambda _opened: None)
+        seconds = opened.round_trip_seconds
         threads = lane_count(self._far.reach.connections, seconds, self._expected_bytes, len(frames))
         return FarFrames(self._far, self.image.manifest, index, threads, self._interruption.check)
 

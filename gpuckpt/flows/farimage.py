@@ -78,6 +78,7 @@ class FarImage:
     def current(self) -> Opened:
         """The connection, opened where there is none. Raises LinkLost, GpuckptError."""
         with self._turn:
+            self.require_wanted()
             if self._opened is None:
                 self._opened = unwaited(self._open, self.require_wanted, lambda opened: opened.store.close())
             return self._opened
@@ -137,10 +138,17 @@ class FarImage:
 
     def keep_alive(self) -> None:
         """Say now and then that we live; a connection that has gone meanwhile is opened again when it is needed."""
-        if time.monotonic() - self._alive_at > ALIVE_SECONDS and self._opened is not None:
-            self._alive_at = time.monotonic()
+        opened = self._opened
+        if opened is None or time.monotonic() - self._alive_at < ALIVE_SECONDS:
+            return
+        self._alive_at = time.monotonic()
+
+        def ask() -> None:
             with contextlib.suppress(LinkLost, GpuckptError):
-                self._opened.store.keep_alive()
+                opened.store.keep_alive()
+
+        # Beside: whoever waits for the tree hears signals, and the other side may be silent.
+        threading.Thread(target=ask, daemon=True).start()
 
     def end(self) -> None:
         """Nothing more is wanted; from any thread. What waits for the other side raises."""

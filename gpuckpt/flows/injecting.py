@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gpuckpt.flows import leandir
 from gpuckpt.images import injection
-from gpuckpt.model.errors import RestoreFailed, TransferFailed
+from gpuckpt.model.errors import GpuckptError, ImageCorrupt, RestoreFailed
 from gpuckpt.system import memory_io
 
 if TYPE_CHECKING:
@@ -32,8 +32,11 @@ def inject(packed: PackedMemory, what: MemoryPlan, going_on: Callable[[], None])
     """Write it all. Raises ImageCorrupt, RestoreFailed, and what `going_on` raises."""
     try:
         injection.inject(what, packed.index.files, packed.reader, going_on)
-    except TransferFailed as lost:
-        raise RestoreFailed(f"the memory did not come: {lost.message}", "the same command begins again") from None
+    except ImageCorrupt:
+        raise
+    except GpuckptError as lost:
+        # Only an image elsewhere has others. Whatever status they have: a tree was being built.
+        raise RestoreFailed(f"the memory did not come: {lost.message}", lost.hint) from None
     except ProcessLookupError:
         raise RestoreFailed("a process of the tree was ended by somebody while its memory was written") from None
     except OSError as error:

@@ -43,8 +43,8 @@ def dumped(jobs, work, kind="private", megabytes=96, *options) -> int:
 
 
 def stored_here() -> list[Path]:
-    """What was fetched and lies here still."""
-    return list(SPOOLS.glob("*/data"))
+    """What was fetched and lies here still, and pages made for CRIU."""
+    return [*SPOOLS.glob("*/data"), *Path("/dev/shm").glob("gpuckpt-" + "[0-9a-f]" * 8)]
 
 
 @pytest.mark.parametrize("host", ["far", "bare"])
@@ -90,6 +90,29 @@ def test_nothing_is_touched_where_a_check_refuses(work, jobs, sshd):
     assert "pids-free" in rounds.refused(answer)
     assert harness.alive(job.pid)
     assert stored_here() == []
+
+
+def test_link_remap_files_wait_until_all_memory_is_known_to_be_good(work, jobs, sshd):
+    """They are used up by CRIU: a frame that is damaged is found before."""
+    jobs.python("kinds.py", "semaphore", work / "log")
+    job = jobs.python("kinds.py", "semaphore", work / "log")
+    harness.wait_for_count(work / "log", 2)
+    rounds.dump(jobs, job.pid, work / "image")
+    answer = restore(jobs, sshd, work / "image")
+    assert any("known to be good" in note for note in answer.report["data"]["notes"])
+    assert stored_here() == []
+
+
+def test_what_a_killed_restore_had_fetched_goes_with_the_next(work, jobs, sshd):
+    """Killed before it had an owner that could see to it."""
+    dumped(jobs, work, "private", 64, "--plain")
+    run = start_gpuckpt("restore", f"far:{work}/image", *reach(sshd), "--bwlimit", "8M")
+    harness.wait_for(lambda: list(SPOOLS.glob("*/data/whole.partial/criu/pages-*")), "its memory is being fetched")
+    run.kill()
+    run.communicate()
+    left = list(SPOOLS.iterdir())
+    gpuckpt("restore", f"far:{work}/image", *reach(sshd), "--dry-run")
+    assert not any(path.exists() for path in left)
 
 
 class Saved:
@@ -153,14 +176,18 @@ def test_a_signal_while_the_other_side_is_silent(saved, sshd, proxy, tmp_path):
     saved.assert_nothing_left()
 
 
-def test_a_line_that_stays_lost_leaves_nothing(saved, sshd, proxy, tmp_path):
+def test_memory_that_does_not_come_any_more_leaves_nothing(saved, sshd, proxy, tmp_path):
+    """The line is lost, and when it is back the image is gone. (For one that stays lost see flows/test_far_frames.py.)"""
     line, config = proxy(tmp_path)
     run = saved.start(config)
     saved.is_held(run)
     line.go_down()
+    away = saved.image.rename(saved.image.with_name("away"))
+    line.come_up()
     out, err = run.communicate(timeout=200)
+    away.rename(saved.image)
     assert run.returncode == 40, out + err
-    assert "the same command begins again" in out
+    assert "the memory did not come" in out
     assert "nothing is left behind" in out
     saved.assert_nothing_left()
 
