@@ -94,12 +94,13 @@ def test_nothing_is_touched_where_a_check_refuses(work, jobs, sshd):
 
 def test_link_remap_files_wait_until_all_memory_is_known_to_be_good(work, jobs, sshd):
     """They are used up by CRIU: a frame that is damaged is found before."""
-    jobs.python("kinds.py", "semaphore", work / "log")
-    job = jobs.python("kinds.py", "semaphore", work / "log")
+    job = jobs.python("kinds.py", "pool", work / "log", "spawn")
     harness.wait_for_count(work / "log", 2)
     rounds.dump(jobs, job.pid, work / "image")
+    at_dump = harness.numbers(work / "log")[-1]
     answer = restore(jobs, sshd, work / "image")
     assert any("known to be good" in note for note in answer.report["data"]["notes"])
+    rounds.goes_on(work / "log", at_dump, more=2)
     assert stored_here() == []
 
 
