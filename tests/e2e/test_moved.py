@@ -21,7 +21,7 @@ KILLS = 20
 def until(running, phase: str) -> None:
     """Read what a push tells until it comes to a phase, or ends."""
     for line in running.stderr:
-        if json.loads(line)["phase"] == phase:
+        if json.loads(line)["event"] == phase:
             return
 
 

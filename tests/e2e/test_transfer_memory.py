@@ -23,24 +23,24 @@ def large(tmp_path_factory) -> Path:
     return make_image(tmp_path_factory.mktemp("images") / "large", 400, packs=3)
 
 
-def peak(pid: int) -> int:
-    """The most that a process has had resident, in bytes."""
+def resident(pid: int) -> int:
+    """Bytes of a process, what it shares with others divided among them."""
     with contextlib.suppress(OSError):
-        said = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        said = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
         return int(said.group(1)) << 10 if said else 0
     return 0
 
 
 def peaks(run, listener: int) -> tuple[int, int]:
-    """The most that the processes of each side had resident, all together: a run's, and those of an sshd."""
-    near: dict[int, int] = {}
-    far: dict[int, int] = {}
+    """The most that the processes of each side had resident together: a run's, and those of an sshd."""
+    near = far = 0
     while run.poll() is None:
-        for most, root in ((near, run.pid), (far, listener)):
-            for pid in [root, *descendants(root)]:
-                most[pid] = max(most.get(pid, 0), peak(pid))
-        time.sleep(0.02)
-    return sum(near.values()), sum(far.values())
+        near, far = (
+            max(most, sum(map(resident, [root, *descendants(root)])))
+            for most, root in ((near, run.pid), (far, listener))
+        )
+        time.sleep(0.05)
+    return near, far
 
 
 @pytest.mark.parametrize("host", ["far", "bare"])
