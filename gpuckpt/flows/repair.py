@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gpuckpt.flows import gather
+from gpuckpt.flows import gather, spool
 from gpuckpt.flows.conversation import repair_with_second_owner, seen_of, words_for_seen
 from gpuckpt.model.errors import NotFound, TreeHeld
 from gpuckpt.model.facts import ProcessId
@@ -56,7 +56,11 @@ def teller(machine: Machine, notes: list[str]) -> runs.Tell:
 
 
 def put_host_back(machine: Machine) -> list[str]:
-    """Put back host settings that runs that were killed have left changed. Returns notes, told at once."""
+    """Put back host settings that runs that were killed have left changed, and remove what they had fetched.
+
+    Returns notes, told at once.
+    """
+    spool.remove_dead()
     notes = hostchanges.put_back_dead()
     for note in notes:
         machine.listener(Event("host", "note", note))

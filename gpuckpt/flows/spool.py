@@ -3,7 +3,7 @@
     /run/gpuckpt/spools/ID         locked as long as its process lives
         data                       what was fetched, or a link to it below GPUCKPT_TMPDIR
 
-Whatever was killed: the owner of the restore removes what was fetched, or the next restore from another host.
+Whatever was killed: the owner of the restore removes what was fetched, or the next dump or restore.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def spool() -> Iterator[Spool]:
     try:
         made = _make()
     except OSError as error:
-        raise MachineLacks(f"{error.filename} cannot be written: {error.strerror}", "run as root") from None
+        do = "name another directory in GPUCKPT_TMPDIR" if os.environ.get("GPUCKPT_TMPDIR") else "run as root"
+        raise MachineLacks(f"{error.filename} cannot be made: {error.strerror}", do) from None
     try:
         yield made
     finally:
@@ -73,10 +74,7 @@ def spool() -> Iterator[Spool]:
 
 
 def _make() -> Spool:
-    parent = runs.make_runtime(SPOOLS)
-    for entry in parent.iterdir():
-        _remove_dead(entry)
-    entry = parent / secrets.token_hex(4)
+    entry = runs.make_runtime(SPOOLS) / secrets.token_hex(4)
     entry.mkdir(mode=0o700)
     lock_fd = directory.lock_partial(entry)
     path, elsewhere = entry / "data", os.environ.get("GPUCKPT_TMPDIR")
@@ -85,8 +83,20 @@ def _make() -> Spool:
         there = Path(elsewhere).resolve() / f"gpuckpt-{entry.name}"
         path.symlink_to(there)
         path = there
-    path.mkdir(mode=0o700)
-    return Spool(path, entry, lock_fd)
+    made = Spool(path, entry, lock_fd)
+    try:
+        path.mkdir(mode=0o700)
+    except OSError:
+        made.remove()
+        raise
+    return made
+
+
+def remove_dead() -> None:
+    """Remove what killed restores have left. Raises nothing: those who may not look are refused elsewhere."""
+    with contextlib.suppress(OSError):
+        for entry in (runs.RUNTIME / SPOOLS).iterdir():
+            _remove_dead(entry)
 
 
 def _remove_dead(entry: Path) -> None:

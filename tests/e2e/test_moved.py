@@ -46,9 +46,13 @@ def test_a_program_goes_on_from_a_copy_whose_push_was_killed_twenty_times(two_ho
     chance = random.Random(SEED)
     # Nearly all while pieces are carried, in any order; those that may complete it come last.
     early = [chance.choice(["begin", "transfer", "transfer", "transfer"]) for _ in range(KILLS - 4)]
+    in_the_middle = 0
     for stage in [*early, "verify", "verify", "publish", "publish"]:
         kill_one(two_hosts, jobs, chance, stage)
+        in_the_middle += b.outside("/srv/image.partial/journal").exists()
         assert not b.outside("/srv/image").exists() or stage in ("verify", "publish")
+
+    assert in_the_middle > KILLS / 2
 
     def push() -> bool:
         return a.gpuckpt("push", "/srv/image", "b:/srv", *two_hosts.reach).status != 22

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tests import harness, packing
 from tests.e2e import rounds
 from tests.faults import arena
 from tests.harness import Answer, Jobs, gpuckpt, start_gpuckpt
-from tests.sshd import REMOTE_COMMAND
+from tests.sshd import REMOTE_COMMAND, ROOT
 
 pytestmark = pytest.mark.criu
 
@@ -112,8 +113,17 @@ def test_what_a_killed_restore_had_fetched_goes_with_the_next(work, jobs, sshd):
     run.kill()
     run.communicate()
     left = list(SPOOLS.iterdir())
-    gpuckpt("restore", f"far:{work}/image", *reach(sshd), "--dry-run")
+    # Any run that may touch something sees to it.
+    other = jobs.python("counter.py", work / "other")
+    harness.wait_for_count(work / "other", 1)
+    assert gpuckpt("dump", "--tree", other.pid, work / "img", "--leave-running", *rounds.SETTLE).status == 0
     assert not any(path.exists() for path in left)
+
+
+def test_a_place_that_cannot_be_made(work, sshd):
+    answer = gpuckpt("restore", f"far:{work}/image", *reach(sshd), env={"GPUCKPT_TMPDIR": str(work / "none")})
+    assert (answer.status, "GPUCKPT_TMPDIR" in answer.error["hint"]) == (10, True), rounds.explain(answer)
+    assert not list(SPOOLS.iterdir())
 
 
 class Saved:
@@ -200,6 +210,14 @@ def test_a_damaged_frame_ends_the_tree_before_it_runs(saved, sshd, tmp_path):
     answer = gpuckpt("restore", f"far:{copy}", *reach(sshd))
     assert (answer.status, answer.report["process"]) == (60, "untouched"), rounds.explain(answer)
     assert pack in answer.error["message"]
+    saved.assert_nothing_left()
+
+
+@pytest.mark.parametrize(("kind", "status"), [("path", 60), ("huge", 20), ("frame", 60), ("endless", 40)])
+def test_a_far_side_that_lies(saved, sshd, kind, status):
+    command = f"PYTHONPATH={ROOT} {sys.executable} {harness.PROGRAMS / 'lying_serve.py'} {kind}"
+    answer = gpuckpt("restore", f"far:{saved.image}", "--ssh-config", sshd.config, "--remote-command", command)
+    assert (answer.status, answer.report["process"]) == (status, "untouched"), rounds.explain(answer)
     saved.assert_nothing_left()
 
 

@@ -1,0 +1,57 @@
+"""A far side that is no honest gpuckpt: lying_serve.py KIND serve
+
+Serves images as gpuckpt does, but for one thing. It stands where --remote-command names the far gpuckpt.
+"""
+
+import sys
+import time
+from dataclasses import replace
+
+import blake3
+
+from gpuckpt.model import manifest as manifests
+from gpuckpt.stores.serving import Server
+from gpuckpt.system.links import link_of_program
+
+
+def with_part(payload: bytes, **changes: object) -> bytes:
+    """The manifest with another first part, its own digest right."""
+    manifest = manifests.decode(payload, "x")
+    return manifests.encode(replace(manifest, parts=(replace(manifest.parts[0], **changes), *manifest.parts[1:])))
+
+
+def another_frame(payload: bytes) -> tuple[dict, bytes]:
+    """Bytes that are not the image's, with the digest they have."""
+    false = bytes(len(payload))
+    return {"b3": blake3.blake3(false).hexdigest()}, false
+
+
+class Liar(Server):
+    """Lies about one thing."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(link_of_program(0, 1))
+        self._kind = kind
+
+    def _open(self, header: dict, payload: memoryview) -> tuple[dict, bytes]:
+        answer, manifest = super()._open(header, payload)
+        changes = {"path": {"path": "criu/../../../etc/escaped"}, "huge": {"size": 1 << 55}}.get(self._kind)
+        return answer, with_part(manifest, **changes) if changes else manifest
+
+    def _read(self, header: dict, payload: memoryview) -> tuple[dict, bytes]:
+        answer, content = super()._read(header, payload)
+        part = self._offer.manifest.parts[header["part"]].path
+        # Large frames, as they go into the held tree, and not the first of them.
+        if not part.endswith(".zst") or header["at"] < 20_000_000 or len(content) < 1_000_000:
+            return answer, content
+        if self._kind == "frame":
+            return another_frame(bytes(content))
+        if self._kind == "endless":
+            return answer, bytes(content) * 3
+        if self._kind == "silent":
+            time.sleep(3600)
+        return answer, content
+
+
+if __name__ == "__main__":
+    Liar(sys.argv[1]).run()
