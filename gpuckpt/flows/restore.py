@@ -2,13 +2,13 @@
 
 steps, and what kill -9 of this process at each leaves (the owner's steps: owner/restoring.py):
 
-1. open, verify every part, judge, plan   nothing was touched
+1. open, verify every part, judge, plan   nothing was touched; --pre-restore runs last in it (flows/hooks.py)
 2. lean directory, captured files          link-remap files, which the next restore uses; files that were put back,
                                            replaced or cut are as before once another run has found the journal of it
 3. owner: CRIU up to the gate               the owner turns CRIU away: nothing is left of the tree
 4. memory into the tree the owner holds     the owner ends the held tree: nothing is left of it
 5. owner: CUDA restore, let go              the owner goes on by itself: a whole, running tree, or none
-6. look at it                               the tree runs
+6. look at it, ready?, --post-restore       the tree runs
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt import checks
-from gpuckpt.flows import gather, injecting, openfiles, settle, verifying
+from gpuckpt.flows import gather, hooks, injecting, openfiles, readiness, settle, verifying
 from gpuckpt.flows import repair as repairing
+from gpuckpt.flows.beside import Beside
 from gpuckpt.flows.conversation import (
     REAP_SECONDS,
     OwnerGone,
@@ -55,7 +56,7 @@ from gpuckpt.system import procfs
 from gpuckpt.system.terminal import PtyRelay
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from gpuckpt.checks import RestoreFacts
     from gpuckpt.checks.facts import CapturedHere
@@ -63,7 +64,7 @@ if TYPE_CHECKING:
     from gpuckpt.flows.machine import Machine
     from gpuckpt.flows.openfiles import FilesInPlace
     from gpuckpt.images.memory import MemoryPlan
-    from gpuckpt.model.facts import OpenFile, Stdio
+    from gpuckpt.model.facts import OpenFile, ProcessId, Stdio
     from gpuckpt.model.manifest import CriuOptions, Manifest
     from gpuckpt.model.requests import RestoreRequest
     from gpuckpt.owner.runs import Run
@@ -76,6 +77,7 @@ OWNER_KILLED = "the process that held the tree (the owner) was killed"
 
 def restore(request: RestoreRequest, machine: Machine, interruption: Interruption) -> Report:
     """Bring an image back. Raises GpuckptError with what became of it."""
+    began = time.monotonic()
     require_places(request.stdio)
     image = directory.open_image(request.image)
     try:
@@ -84,9 +86,11 @@ def restore(request: RestoreRequest, machine: Machine, interruption: Interruptio
         notes = [] if request.dry_run else _clear(request, image, machine)
         seen = openfiles.look(image)
         facts = gather.restore_facts(request, image.manifest, machine, _compare(image, interruption))
-        findings = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
+        judged = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
+        findings = hooks.before_it(judged, "restore", request.hooks)
         refusal = checks.refusal(findings)
         plan = {
+            **hooks.planned("restore", request.hooks),
             "image": str(request.image),
             "image_id": image.manifest.image_id,
             "root_pid": image.manifest.tree.root.pid,
@@ -98,9 +102,11 @@ def restore(request: RestoreRequest, machine: Machine, interruption: Interruptio
         if request.dry_run:
             return Report("restore", "planned", "untouched", plan, findings)
         run = runs.begin("restore", image.manifest.tree.ids, tell=repairing.teller(machine, notes))
-        work = RestoreWork(request, machine, interruption, image, facts, findings, run, files_seen=seen, notes=notes)
+        work = RestoreWork(request, machine, interruption, image, facts, findings, run, began, seen, notes=notes)
         try:
-            return work.perform()
+            return work.still_there(work.hooked.carry_out(work.look_again, work.perform))
+        except BrokenOff as trouble:
+            raise _interrupted(trouble, "nothing was touched") from None
         finally:
             run.finish(keep=work.something_is_left)
     finally:
@@ -138,12 +144,18 @@ class RestoreWork:
     facts: RestoreFacts
     findings: tuple[Finding, ...]
     run: Run
+    began: float
+    """On the monotonic clock, when the command began to work."""
+    files_seen: Mapping[str, OpenFile | None]
+    """Captured files here, from before they were compared."""
     something_is_left: bool = False
+    hooked: hooks.Hooked = field(init=False)
+    """The user's commands around it."""
+    root: ProcessId | None = None
+    """Of the tree that was let go and is not waited for."""
     relay: PtyRelay | None = None
     streams: dict[int, int] = field(default_factory=dict)
     """With --wait: our own standard streams -> the descriptors under which the owner has them."""
-    files_seen: Mapping[str, OpenFile | None] = field(default_factory=dict)
-    """Captured files here, from before they were compared."""
     files: FilesInPlace | None = None
     """What was put back or changed on this host."""
     files_now: list[str] = field(default_factory=list)
@@ -156,6 +168,30 @@ class RestoreWork:
     def manifest(self) -> Manifest:
         """The image's manifest."""
         return self.image.manifest
+
+    def __post_init__(self) -> None:
+        root, request = self.manifest.tree.root.pid, self.request
+        self.hooked = hooks.Hooked(
+            "restore",
+            request.hooks,
+            root,
+            request.image,
+            self.run,
+            self.machine,
+            self.interruption,
+            self.manifest.image_id,
+        )
+
+    def look_again(self) -> None:
+        """What the host is after --pre-restore. Raises what refuses then."""
+        self.files_seen = openfiles.look(self.image)
+        here = _compare(self.image, self.interruption)
+        self.facts = gather.restore_facts(self.request, self.manifest, self.machine, here)
+        self.findings = checks.judge(checks.RESTORE_CHECKS, self.facts, self.request.allow)
+        refusal = checks.refusal(self.findings)
+        if refusal is not None:
+            refusal.findings = self.findings
+            raise refusal
 
     def perform(self) -> Report:
         """Let the owner build the tree; what was put in place for it goes again when that fails."""
@@ -357,22 +393,60 @@ class RestoreWork:
             "image_id": self.manifest.image_id,
             "root_pid": tree.root.pid,
             "pids": [one.pid for one in tree.ids],
-            "seconds": said["seconds"],
+            "seconds": dict(said["seconds"]),
             "cgroup": said.get("cgroup"),
             "bytes_injected": self.lean.bytes_injected,
             "bytes_by_criu": self.lean.bytes_by_criu,
             "files": self.files.done if self.files is not None else [],
             "notes": self.notes,
         }
+        data["restored_seconds"] = time.monotonic() - self.began
         if self.request.wait:
-            self.run.release()
-            status = JobWait(owner, self.relay, self.interruption).until_it_ends()
-            return Report("restore", "ok", "ended", {**data, "exit_status": status}, self.findings)
-        began = time.monotonic()
-        settle.require_alive(tree.ids, self.request.settle_seconds)
+            return self._wait(owner, tree, data)
+        self.root = tree.root
+        since = time.monotonic()
+        try:
+            if self.request.readiness.asked_for:
+                data |= self._see_ready(tree, self.interruption.check)
+                data["seconds"]["ready"] = time.monotonic() - since
+            settle.require_alive(tree.ids, max(0.0, self.request.settle_seconds - (time.monotonic() - since)))
+        except BrokenOff as trouble:
+            what = f"process {tree.root.pid} is restored and runs, whether it is ready is not known"
+            raise _interrupted(trouble, what, restored=True) from None
         data["gpu_memory_bytes"] = settle.require_on_gpu(tree, self.machine, force_program=self.request.force_program)
-        data["seconds"] = {**said["seconds"], "ready": time.monotonic() - began}
+        data["seconds"].setdefault("ready", time.monotonic() - since)
         return Report("restore", "ok", "restored", data, self.findings)
+
+    def still_there(self, report: Report) -> Report:
+        """The report of a restore whose tree --post-restore has not ended. Raises RestoredUnhealthy."""
+        root = self.root
+        if self.request.hooks.after is not None and root is not None and procfs.state(root) in settle.ENDED:
+            why = f"process {root.pid} ended while --post-restore ran"
+            raise RestoredUnhealthy(why, "try the command by itself")
+        return report
+
+    def _see_ready(self, tree: TreeOrder, check: Callable[[], None]) -> dict[str, Any]:
+        return readiness.see_ready(
+            self.request.readiness,
+            tree.root,
+            self.machine,
+            self.hooked.variables("ready"),
+            began=self.began,
+            check=check,
+        )
+
+    def _wait(self, owner: OwnerHandle, tree: TreeOrder, data: dict[str, Any]) -> Report:
+        """Stay until the job ends. Its readiness is told beside that, and changes nothing."""
+        # From here on the run's directory is anybody's who finds it.
+        self.run.owe(None)
+        self.run.release()
+        beside = Beside(
+            self.hooked, lambda check: self._see_ready(tree, check) if self.request.readiness.asked_for else {}
+        )
+        with beside:
+            status = JobWait(owner, self.relay, self.interruption).until_it_ends()
+        data |= {**beside.data, "exit_status": status}
+        return Report("restore", "ok", "ended", data, (*self.findings, *beside.findings))
 
     def _error_from(self, message: dict[str, Any]) -> GpuckptError:
         """The owner's last word as the error the user sees."""
