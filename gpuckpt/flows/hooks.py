@@ -166,7 +166,7 @@ class Hooked:
         return ended
 
     def _finding(self, name: str, found: str, severity: Any) -> Finding:
-        state = "nothing was touched" if severity == "block" else f"the {self.verb} stands as it is"
+        state = "nothing was touched" if severity == "block" else f"what the {self.verb} did stands"
         return Finding(
             id=name,
             verdict="fail",

@@ -21,7 +21,7 @@ GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL."""
 REAP_SECONDS = 5.0
 """After SIGKILL: a process in an uninterruptible wait ends when the kernel lets it."""
-LAST_LINES = 5
+LAST_LINES = 3
 """What is kept of the output, to say why it failed."""
 MOST_LINES = 1000
 """Lines that are passed on; what says more is not listened to."""
