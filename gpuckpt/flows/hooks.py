@@ -29,10 +29,14 @@ if TYPE_CHECKING:
     from gpuckpt.owner.runs import Run
 
 
+FIRST = {"dump": "--pre-dump", "restore": "--pre-restore"}
+LAST = {"dump": "--post-dump", "restore": "--post-restore"}
+
+
 def planned(verb: str, hooks: Hooks) -> dict[str, dict[str, str]]:
     """For the plan: which commands would be run."""
-    lines = {f"pre-{verb}": hooks.before, f"post-{verb}": hooks.after}
-    given = {name: line for name, line in lines.items() if line is not None}
+    lines = {FIRST[verb]: hooks.before, LAST[verb]: hooks.after}
+    given = {name.removeprefix("--"): line for name, line in lines.items() if line is not None}
     return {"hooks": given} if given else {}
 
 
@@ -46,7 +50,7 @@ def before_it(findings: Iterable[Finding], verb: str, hooks: Hooks) -> tuple[Fin
 def _soften(finding: Finding, verb: str) -> Finding:
     if not finding.blocks or finding.id not in checks.HOOK_MAY_LIFT:
         return finding
-    return replace(finding, severity="warn", hint=f"judged again after --pre-{verb}; {finding.hint}")
+    return replace(finding, severity="warn", hint=f"judged again after {FIRST[verb]}; {finding.hint}")
 
 
 @dataclass
@@ -72,7 +76,7 @@ class Hooked:
         `act` raises; what the last one says of a failure is added to that.
         """
         if self.hooks.after is not None:
-            words = f"gpuckpt {self.verb} of {self.pid} was killed before its --post-{self.verb} ran"
+            words = f"gpuckpt {self.verb} of {self.pid} was killed before its {LAST[self.verb]} ran"
             self.run.owe(f"{words}: {self.hooks.after}")
         try:
             if self.hooks.before is not None:
@@ -85,9 +89,9 @@ class Hooked:
         return self._after(report)
 
     def _run_first(self, line: str) -> None:
-        ended = self._run(f"pre-{self.verb}", line, {}, self.interruption.check)
+        ended = self._run(FIRST[self.verb], line, {}, self.interruption.check)
         if not ended.ok:
-            finding = self._finding(f"pre-{self.verb}", ended.describe(), "block")
+            finding = self._finding(FIRST[self.verb], ended.describe(), "block")
             error = Refused(f"--{finding.id} {finding.found}", f"{finding.hint}: {line}")
             error.findings = (finding,)
             raise error
@@ -129,7 +133,7 @@ class Hooked:
         if self.hooks.after is None or self.last_has_run:
             return None
         self.last_has_run = True
-        name = f"post-{self.verb}"
+        name = LAST[self.verb]
         try:
             ended = self._run(name, self.hooks.after, {"GPUCKPT_OUTCOME": outcome, "GPUCKPT_PROCESS": process}, check)
             problem = None if ended.ok else ended.describe()
@@ -150,6 +154,7 @@ class Hooked:
         }
 
     def _run(self, name: str, line: str, more: Mapping[str, str], check: Callable[[], None]) -> Ended:
+        name = name.removeprefix("--")
         phase = name.replace("-", "_")
         self.machine.listener(Event(phase, "begin"))
         variables = {**self.variables(name), **more}
@@ -168,7 +173,7 @@ class Hooked:
     def _finding(self, name: str, found: str, severity: Any) -> Finding:
         state = "nothing was touched" if severity == "block" else f"what the {self.verb} did stands"
         return Finding(
-            id=name,
+            id=name.removeprefix("--"),
             verdict="fail",
             severity=severity,
             expected=f"the command ends with 0 within {self.hooks.timeout_seconds:g} s",

@@ -1,7 +1,7 @@
 """Probes against real sockets: who answers well, badly, never, or for ever."""
 
 import contextlib
-import datetime
+import datetime as dt
 import socket
 import ssl
 import threading
@@ -120,8 +120,8 @@ def self_signed(place):
     """A certificate for another name, and its key, in one file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "another.example")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + datetime.timedelta(days=1))
+    now = dt.datetime.now(dt.timezone.utc)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now, now + dt.timedelta(days=1))
     pem = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
     pem += key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     place.write_bytes(pem)
