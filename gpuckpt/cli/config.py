@@ -7,7 +7,6 @@ there are is handed in.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,6 +105,8 @@ def configuration(files: tuple[ConfigFile, ...], options: Options) -> Configurat
 
 def near(name: str, known: Iterable[str]) -> str:
     """'did you mean X?', or what there is."""
+    import difflib  # noqa: PLC0415  only a mistake needs it
+
     names = sorted(known)
     close = difflib.get_close_matches(name.replace("_", "-"), names, n=1)
     return f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}"

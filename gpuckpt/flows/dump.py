@@ -98,14 +98,14 @@ def dump(request: DumpRequest, machine: Machine, interruption: Interruption) -> 
             stack.callback(base.close)
         run = runs.begin("dump", facts.tree.ids, tell=repairing.teller(machine, notes))
         work = DumpWork(request, machine, interruption, facts, findings, run, base, notes=notes)
-        around = hooks.Hooked("dump", request.hooks, request.pid, request.image, run, machine, interruption)
+        around = hooks.Hooked(
+            "dump", request.hooks, request.pid, request.image, run, machine, interruption, _nothing_touched
+        )
         try:
             return around.carry_out(work.look_again, work.perform)
         except GpuckptError as error:
             error.findings = error.findings or work.findings
             raise
-        except BrokenOff as trouble:
-            raise _nothing_touched(trouble) from None
         finally:
             run.finish(keep=work.tree_is_held)
 

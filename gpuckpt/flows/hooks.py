@@ -64,6 +64,8 @@ class Hooked:
     run: Run
     machine: Machine
     interruption: Interruption
+    broken_off: Callable[[BrokenOff], GpuckptError]
+    """What a signal or the deadline in the first command is to the user: nothing was touched."""
     image_id: str = ""
     """Of the image that is restored; a dump's is known when it is done."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -72,8 +74,8 @@ class Hooked:
     def carry_out(self, look_again: Callable[[], None], act: Callable[[], Report]) -> Report:
         """Run the commands around `act`. After the first one `look_again` judges anew, and may raise.
 
-        Raises Refused when the first command fails, BrokenOff when a signal or the deadline ended it, and what
-        `act` raises; what the last one says of a failure is added to that.
+        Raises Refused when the first command fails, and what `act` raises; that the last one failed as well is
+        added to its hint.
         """
         if self.hooks.after is not None:
             words = f"gpuckpt {self.verb} of {self.pid} was killed before its {LAST[self.verb]} ran"
@@ -89,7 +91,10 @@ class Hooked:
         return self._after(report)
 
     def _run_first(self, line: str) -> None:
-        ended = self._run(FIRST[self.verb], line, {}, self.interruption.check)
+        try:
+            ended = self._run(FIRST[self.verb], line, {}, self.interruption.check)
+        except BrokenOff as trouble:
+            raise self.broken_off(trouble) from None
         if not ended.ok:
             finding = self._finding(FIRST[self.verb], ended.describe(), "block")
             error = Refused(f"--{finding.id} {finding.found}", f"{finding.hint}: {line}")
@@ -100,9 +105,8 @@ class Hooked:
         """The outcome stays what it is; what else went wrong is told beside it."""
         known = error if isinstance(error, GpuckptError) else None
         outcome = "refused" if isinstance(error, Refused) else "failed"
-        untouched = "untouched" if isinstance(error, BrokenOff) else ""
         with self._signal_aside():
-            finding = self.run_last(outcome, known.process if known else untouched, self.interruption.check_signals)
+            finding = self.run_last(outcome, known.process if known else "", self.interruption.check_signals)
         if finding is not None and known is not None:
             known.hint = "; ".join(part for part in (known.hint, f"--{finding.id} {finding.found}") if part)
 

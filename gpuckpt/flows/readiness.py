@@ -66,7 +66,9 @@ def see_ready(
             seconds = wait_until_ready(readiness, variables, look)
         except NotReady as trouble:
             why = f"process {root.pid} runs, but was not ready within {readiness.timeout_seconds:g} s: {trouble}"
-            raise RestoredUnhealthy(why, "it runs on: look at its own output, or give it longer (--ready-timeout)", process="restored") from None
+            raise RestoredUnhealthy(
+                why, "it runs on: look at its own output, or give it longer (--ready-timeout)", process="restored"
+            ) from None
     machine.listener(Event("ready", "end", seconds=seconds))
     return _compared(time.monotonic() - began, readiness.cold_start_seconds)
 

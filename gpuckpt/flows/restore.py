@@ -105,8 +105,6 @@ def restore(request: RestoreRequest, machine: Machine, interruption: Interruptio
         work = RestoreWork(request, machine, interruption, image, facts, findings, run, began, seen, notes=notes)
         try:
             return work.still_there(work.hooked.carry_out(work.look_again, work.perform))
-        except BrokenOff as trouble:
-            raise _interrupted(trouble, "nothing was touched") from None
         finally:
             run.finish(keep=work.something_is_left)
     finally:
@@ -123,14 +121,14 @@ def _verify(image: Image, request: RestoreRequest, interruption: Interruption) -
     try:
         verifying.verify_before_restore(image, request, interruption)
     except BrokenOff as trouble:
-        raise _interrupted(trouble, "nothing was touched") from None
+        raise _nothing_touched(trouble) from None
 
 
 def _compare(image: Image, interruption: Interruption) -> dict[str, CapturedHere]:
     try:
         return openfiles.compare(image, interruption.check)
     except BrokenOff as trouble:
-        raise _interrupted(trouble, "nothing was touched") from None
+        raise _nothing_touched(trouble) from None
 
 
 @dataclass
@@ -172,14 +170,9 @@ class RestoreWork:
     def __post_init__(self) -> None:
         root, request = self.manifest.tree.root.pid, self.request
         self.hooked = hooks.Hooked(
-            "restore",
-            request.hooks,
-            root,
-            request.image,
-            self.run,
-            self.machine,
-            self.interruption,
-            self.manifest.image_id,
+            *("restore", request.hooks, root, request.image, self.run, self.machine, self.interruption),
+            broken_off=_nothing_touched,
+            image_id=self.manifest.image_id,
         )
 
     def look_again(self) -> None:
@@ -251,7 +244,7 @@ class RestoreWork:
             order = self._order(owner)
         except BrokenOff as trouble:
             # The owner has no order that it could break off; it ends when we do.
-            raise _interrupted(trouble, "nothing was touched") from None
+            raise _nothing_touched(trouble) from None
         try:
             owner.give(order)
             if self.lean is not None and self.lean.plan is not None:
@@ -499,6 +492,10 @@ def _access(stdio: Stdio) -> dict[str, bool]:
         return {"readable": not stdio.writable, "writable": stdio.writable}
     numbers = {int(holder.rpartition(" ")[2]) for holder in stdio.holders}
     return {"readable": 0 in numbers, "writable": numbers != {0}}
+
+
+def _nothing_touched(trouble: BrokenOff) -> GpuckptError:
+    return _interrupted(trouble, "nothing was touched")
 
 
 def _interrupted(trouble: BrokenOff, what: str, *, restored: bool = False) -> GpuckptError:

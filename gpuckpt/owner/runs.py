@@ -70,7 +70,9 @@ class Run:
         if words is None:
             (self.directory / UNTOLD).unlink(missing_ok=True)
         else:
-            (self.directory / UNTOLD).write_text(json.dumps([words]))
+            # Room for it was looked for when the run began; a run is not given up for it.
+            with contextlib.suppress(OSError):
+                (self.directory / UNTOLD).write_text(json.dumps([words]))
 
     def finish(self, *, keep: bool) -> None:
         """The run is over: its directory goes, unless a later repair will need it."""

@@ -89,3 +89,20 @@ def test_who_waits_hears_of_it_and_exits_with_the_jobs_status(work, jobs, servic
     assert waiting.poll() is None
     waiting.terminate()
     assert waiting.wait(60) == 128 + signal.SIGTERM
+
+
+def test_the_terminal_goes_through_while_it_is_not_ready(work, jobs):
+    job = starting.start(jobs, "ssh -t", "pty", work / "log")
+    rounds.dump(jobs, job.pid, work / "img")
+    job.close()
+    at_dump = harness.numbers(work / "log")[-1]
+    last = f"echo $GPUCKPT_OUTCOME >{work}/said"
+    argv = ("restore", work / "img", "--wait", *NEVER, "--post-restore", last)
+    terminal = starting.Terminal(jobs, *starting.GPUCKPT, *argv)
+    rounds.goes_on(work / "log", at_dump)
+    terminal.type("a line\n")
+    terminal.see("heard a line")
+    terminal.process.send_signal(signal.SIGUSR2)
+    assert terminal.status() == 3
+    assert (work / "said").read_text() == "failed\n", "what --pre-restore did is undone when the job ends unready, too"
+    terminal.close()
