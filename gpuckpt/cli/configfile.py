@@ -57,19 +57,21 @@ def _explicit(name: str) -> ConfigFile:
     if not name:
         raise UsageError("--config: no file is named", f"name one; {NOTHING} stands for none")
     path = Path(name).absolute()
-    content: dict[str, Any] | None = {} if os.path.realpath(path) == NOTHING else _read(path)
+    content: dict[str, Any] | None = {} if os.path.realpath(path) == NOTHING else _read(path, explicit=True)
     if content is None:
         raise UsageError(f"{path}: there is no such file", "--config (or GPUCKPT_CONFIG) must name a file that exists")
     return ConfigFile(path, content)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read(path: Path, *, explicit: bool = False) -> dict[str, Any] | None:
     """A file's tables; None where there is no file."""
     try:
         raw = _bytes_of(path)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
+        if not explicit and isinstance(error, PermissionError) and not os.access(path.parent, os.X_OK):
+            return None  # what may not even be looked for is not this user's: HOME of root in a shell of another
         raise UsageError(f"{path}: {in_words(error).removeprefix(f'{path}: ')}", "it must be readable") from None
     return _parse(path, raw)
 

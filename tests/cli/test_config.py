@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,7 @@ OPTIONS = {
         "quiet": Option(flag=True),
     },
 }
+ROOT = Path(__file__).parents[2]
 LOW, HIGH = Path("/low"), Path("/high")
 
 
@@ -307,3 +309,33 @@ def test_show_config_says_where_each_value_comes_from(file, gpuckpt):
     assert '[host."gpu7.example"]' in out
     assert "2 options set by files" in out
     assert gpuckpt("inspect", "--show-config", "--tree", "1")[0] == 2
+
+
+AS_NOBODY = """
+import os, sys
+from gpuckpt.cli.configfile import read_files
+os.setgroups([])
+os.setresgid(65534, 65534, 65534)
+os.setresuid(65534, 65534, 65534)
+print(read_files(None)[1].content)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+def test_what_a_user_may_not_even_look_for_is_not_that_users():
+    """A shell of another user with root's HOME. A file of one's own that cannot be read is an error all the same."""
+    said = {}
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o711)
+        for home, mode in (("hidden", 0o700), ("own", 0o711)):
+            above = Path(place, home, ".config", "gpuckpt")
+            above.mkdir(parents=True)
+            (above / "config.toml").touch(0o000)
+            Path(place, home).chmod(mode)
+            environment = {"HOME": f"{place}/{home}", "PATH": os.environ["PATH"]}
+            done = subprocess.run(
+                [sys.executable, "-c", AS_NOBODY], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60
+            )
+            said[home] = done.stdout.strip() or done.stderr.splitlines()[-1]
+    assert said["hidden"] == "None"
+    assert "config.toml: Permission denied" in said["own"]
