@@ -28,6 +28,9 @@ OF_ONE_RUN = (
 OF_A_REPAIR = ("timeout", "quiet", "verbose")
 """What `restore --tree` takes of [restore]."""
 
+LONGEST = 300
+"""Characters of a key or value that a message repeats."""
+
 Value = str | bool | list[str]
 
 
@@ -198,4 +201,4 @@ def _typed(file: ConfigFile, key: str, value: Any, option: Option) -> Value:
 
 
 def _refusal(file: ConfigFile, key: str, why: str, hint: str) -> UsageError:
-    return UsageError(f"{file.path}: {key}: {why}", hint)
+    return UsageError(f"{file.path}: {key[:LONGEST]}: {why[:LONGEST]}", hint)

@@ -78,8 +78,9 @@ class Hooked:
         added to its hint.
         """
         if self.hooks.after is not None:
+            # Without the command itself: it may hold a token, and these words come to stand in notes.
             words = f"gpuckpt {self.verb} of {self.pid} was killed before its {LAST[self.verb]} ran"
-            self.run.owe(f"{words}: {self.hooks.after}")
+            self.run.owe(f"{words}: see yourself to what that does")
         try:
             if self.hooks.before is not None:
                 self._run_first(self.hooks.before)
@@ -97,7 +98,7 @@ class Hooked:
             raise self.broken_off(trouble) from None
         if not ended.ok:
             finding = self._finding(FIRST[self.verb], ended.describe(), "block")
-            error = Refused(f"--{finding.id} {finding.found}", f"{finding.hint}: {line}")
+            error = Refused(f"--{finding.id} {finding.found}", finding.hint)
             error.findings = (finding,)
             raise error
 

@@ -92,6 +92,10 @@ def test_it_can_change_what_would_refuse_and_is_judged_by_what_it_did(work, jobs
         with peer.accept()[0]:
             target = ("dump", "--tree", job.pid, work / "img")
             assert rounds.refused(gpuckpt(*target)) == {"tcp-outside"}
+            plan = gpuckpt(*target, "--dry-run", "--pre-dump", "true")
+            assert (plan.status, plan.report["outcome"]) == (0, "planned")
+            found = {one["id"]: one for one in plan.report["findings"]}["tcp-outside"]
+            assert (found["verdict"], found["severity"]) == ("fail", "warn")
             answer = gpuckpt(*target, "--pre-dump", "true", "--post-dump", say)
             assert rounds.refused(answer) == {"tcp-outside"}
             assert [words[0:3:2] for words in said(work)] == [["post-dump", "refused"]]
@@ -137,7 +141,7 @@ def test_kill_9_leaves_the_job_as_it_was_and_the_next_run_says_what_is_owed(work
     rounds.goes_on(work / "log", harness.numbers(work / "log")[-1])
     assert said(work) == []
     notes = rounds.dump(jobs, job.pid, work / "img").report["data"]["notes"]
-    assert any(f"gpuckpt dump of {job.pid} was killed before its --post-dump ran: {say}" in note for note in notes)
+    assert any(f"gpuckpt dump of {job.pid} was killed before its --post-dump ran: see" in note for note in notes)
     assert "was killed before" not in str(gpuckpt("restore", "--tree", os.getpid()).report)
 
 
