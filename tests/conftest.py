@@ -12,6 +12,9 @@ import pytest
 
 from tests.harness import Jobs, criu_or_reason
 
+# What the host's administrator has configured is not what is tested.
+os.environ["GPUCKPT_CONFIG"] = "/dev/null"
+
 pytest_plugins = [
     name
     for name in ("tests.fakegpu.fixtures", "tests.transferring", "tests.twohosts")

@@ -30,6 +30,7 @@ from gpuckpt.model.report import Finding
 
 __all__ = [
     "DUMP_CHECKS",
+    "HOOK_MAY_LIFT",
     "HOST_CHECKS",
     "RESTORE_CHECKS",
     "Check",
@@ -168,6 +169,21 @@ HOST_CHECKS: tuple[Check[HostFacts], ...] = (
     gpu.HUGE_PAGES,
 )
 """What a host alone can be judged by; each of them stands in the other lists too."""
+
+HOOK_MAY_LIFT: frozenset[str] = frozenset(
+    check.id
+    for check in (
+        *(objects.IO_URING, objects.DEVICES, objects.KERNEL_OBJECTS, objects.TCP_OUTSIDE, objects.UNIX_OUTSIDE),
+        *(objects.PIPE_OUTSIDE, objects.WATCHES, image.DISK_SPACE, filechoice.CAPTURE_FILES),
+        *(gpu.GPU_FILES, gpu.GPU_MPS, gpu.GPU_COPY_ROOM, gpu.NCCL),
+        *(files.FILES_MISSING, files.DIRECTORIES, files.FILES_SIZE, files.FILES_CHANGED, files.FILES_BUILD),
+        *(files.FILES_MODE, files.FILES_OWNER, files.FILES_CONTENT, files.FILES_CAPTURED),
+        *(arrival.PIDS_FREE, arrival.PORTS_FREE, arrival.ADDRESSES, arrival.HOST_MEMORY, arrival.LOCKS_FREE),
+        gpu_restore.GPU_MEMORY,
+    )
+)
+"""What --pre-dump or --pre-restore can change: what the tree holds, the room there is, who is in the way. Where such
+a command is given these refuse only after it."""
 
 PRECEDENCE: tuple[type[GpuckptError], ...] = (MachineLacks, NotFound, Busy, Refused)
 """Which failure gives the exit status when several checks block."""

@@ -11,7 +11,6 @@ from typing import Annotated, NoReturn
 
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]  # it is the documented place
-from typer.core import TyperCommand
 
 import gpuckpt
 from gpuckpt.cli.dump import dump
@@ -21,6 +20,7 @@ from gpuckpt.cli.pull import pull
 from gpuckpt.cli.push import push
 from gpuckpt.cli.restore import restore
 from gpuckpt.cli.serve import serve
+from gpuckpt.cli.verb import Verb
 from gpuckpt.model.errors import UsageError
 
 # Plain help: it needs no rich (64 ms at each start) and looks the same in every locale and in a pipe.
@@ -31,14 +31,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-
-class Verb(TyperCommand):
-    """A command whose usage line shows what is required without Typer's braces."""
-
-    def collect_usage_pieces(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        """[OPTIONS] and the arguments."""
-        return [piece.strip("{}") for piece in super().collect_usage_pieces(ctx)]
 
 
 app.command(cls=Verb, short_help="Save a process tree as an image.", options_metavar="--tree PID [OPTIONS]")(dump)

@@ -14,3 +14,11 @@ def known_checks(*lists: str) -> list[Any]:
         for check in getattr(gpuckpt.checks, name, ()):
             found.setdefault(check.id, check)
     return list(found.values())
+
+
+def known_ids(name: str) -> frozenset[str]:
+    """A set of ids that the checks define."""
+    import gpuckpt.checks  # noqa: PLC0415  as above
+
+    found: frozenset[str] = getattr(gpuckpt.checks, name)
+    return found

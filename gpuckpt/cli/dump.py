@@ -71,6 +71,13 @@ def dump(
     plain: Annotated[
         bool, typer.Option("--plain", help="Let CRIU write the image itself: slower, and not compressed.")
     ] = False,
+    pre_dump: Annotated[
+        str | None, options.hook("pre-dump", "Run this first, with /bin/sh -c; if it fails, nothing is touched.")
+    ] = None,
+    post_dump: Annotated[
+        str | None, options.hook("post-dump", "Run this last, whatever came of the dump; it is told what.")
+    ] = None,
+    hook_timeout: options.HookTimeout = 60.0,
     force_program: options.ForceProgram = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -99,6 +106,7 @@ def dump(
         workers=workers,
         base=options.absolute(base) if base is not None else None,
         capture_files=options.captured_files(capture_files),
+        hooks=options.hooks(pre_dump, post_dump, hook_timeout),
     )
     return carry_out(Manner(as_json, quiet, verbose, dry_run), lambda listener: _run(request, listener))
 

@@ -15,6 +15,9 @@ def draw_plan(report: Report) -> None:
     """The screen of --dry-run: what would be done, and every check."""
     sheet = Sheet(all_lines=True)
     sheet.title(f"Plan: {report.command}", _subject(report), _forecast(report))
+    if report.data.get("hooks"):
+        sheet.heading("Commands", "not run now")
+        sheet.facts(report.data["hooks"].items())
     add_findings(sheet, report.findings, passes=True)
     for note in report.data.get("notes") or ():
         sheet.line(Text(f"note: {words.safe(note)}", FAINT))

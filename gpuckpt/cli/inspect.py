@@ -18,6 +18,7 @@ from gpuckpt.model.requests import InspectRequest
 
 @with_ways(TO_ASK)
 def inspect(
+    context: typer.Context,
     target: Annotated[
         str | None,
         typer.Argument(
@@ -47,6 +48,10 @@ def inspect(
             help="Write the image as a plain CRIU directory, which must not exist, and print the commands for it.",
         ),
     ] = None,
+    show_config: Annotated[
+        bool,
+        typer.Option("--show-config", help="Show each option's value in force, and the file that gives it."),
+    ] = False,
     keep_argv: options.KeepArgv = False,
     ways: Ways,
     as_json: options.Json = False,
@@ -54,6 +59,10 @@ def inspect(
     verbose: options.Verbose = False,
 ) -> int:
     """Say what an image, a running tree or this host is, and what can be done with it."""
+    if show_config:
+        if target is not None or tree is not None:
+            raise UsageError("--show-config looks at files only", "leave TARGET and --tree out")
+        return _show_config(context, Manner(as_json, quiet, verbose))
     if target is not None and tree is not None:
         raise UsageError("TARGET and --tree are both given", "name an image or a process, not both")
     if verify and target is None:
@@ -81,6 +90,13 @@ def _refuse_what_is_only_for_here(where: Location, *, verify: bool, extract: str
         raise UsageError("--extract needs an image of this host", "gpuckpt pull it first")
     if verify and not where.path:
         raise UsageError("--verify needs an image", "name it: user@host:/path")
+
+
+def _show_config(context: typer.Context, manner: Manner) -> int:
+    from gpuckpt.cli.configsheet import config_report  # noqa: PLC0415  only what is asked for is loaded
+    from gpuckpt.cli.render import present  # noqa: PLC0415
+
+    return present(config_report(context), manner)
 
 
 def _run(request: InspectRequest, listener: Listener) -> Report:

@@ -22,7 +22,9 @@ from gpuckpt.model.report import Report
 def draw_inspection(report: Report, manner: Manner) -> None:
     """Draw the screen for what was inspected."""
     sheet = Sheet(all_lines=manner.verbose)
-    draw = {"image": _image, "process": _process, "host": _host}.get(report.data.get("kind", ""))
+    draw = {"image": _image, "process": _process, "host": _host, "configuration": _configuration}.get(
+        report.data.get("kind", "")
+    )
     if draw is not None:
         draw(sheet, report, report.data)
         add_findings(sheet, report.findings, passes=manner.verbose)
@@ -68,6 +70,12 @@ def _dumpable(data: dict[str, Any], report: Report) -> Text:
         checks = f": {words.count(refusing, 'check')} in the way" if refusing else ""
         return Text(f"cannot be dumped as it is{checks}", BAD)
     return Text("not known whether it can be dumped", UNSURE)
+
+
+def _configuration(sheet: Sheet, _report: Report, data: dict[str, Any]) -> None:
+    from gpuckpt.cli.configsheet import add_configuration  # noqa: PLC0415  no other screen needs it
+
+    add_configuration(sheet, data)
 
 
 def _host(sheet: Sheet, _report: Report, data: dict[str, Any]) -> None:

@@ -36,9 +36,11 @@ def listening(manner: Manner) -> Iterator[Listener]:
 
         progress = Progress()
         relay = Relay(progress.show, progress.close)
-    elif manner.quiet or manner.shares_terminal:
+    elif manner.quiet or (manner.shares_terminal and is_terminal(sys.stderr)):
         yield _ignore
         return
+    elif manner.shares_terminal:
+        relay = Relay(_write_warning)
     else:
         relay = Relay(MinuteLines(_write_unlocked).show)
     try:
@@ -49,6 +51,12 @@ def listening(manner: Manner) -> Iterator[Listener]:
 
 def _ignore(_event: Event) -> None:
     """Nobody is there."""
+
+
+def _write_warning(event: Event) -> None:
+    """Of a job that is waited for: what went wrong beside it, at once, for it may run for days."""
+    if event.state == "note" and event.phase in ("ready", "post_restore"):
+        _write_line(event)
 
 
 def _each_line() -> Callable[[Event], None]:

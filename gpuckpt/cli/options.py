@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,7 +16,7 @@ from gpuckpt.cli.manner import is_terminal
 from gpuckpt.model.errors import NotFound, UsageError
 from gpuckpt.model.location import Location
 from gpuckpt.model.location import parse as parse_location
-from gpuckpt.model.requests import Reach
+from gpuckpt.model.requests import Hooks, Reach, Readiness
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, and events as JSON lines on stderr.")
@@ -131,6 +131,84 @@ VerifyOnly = Annotated[
     bool,
     typer.Option("--verify-only", help="Copy nothing: have every byte of the image on the other host checked there."),
 ]
+
+
+HookTimeout = Annotated[
+    float,
+    typer.Option(
+        "--hook-timeout",
+        metavar="SECONDS",
+        parser=limit,
+        help="The longest that the command before, and the one after, may take; then it is ended.",
+    ),
+]
+
+
+def hook(when: str, text: str) -> Any:
+    """The option for a command of the user's own."""
+    return typer.Option(f"--{when}", metavar="COMMAND", help=text)
+
+
+def hooks(before: str | None, after: str | None, timeout_seconds: float) -> Hooks:
+    """The user's own commands; an empty one is none, so that the command line can take back what a file says."""
+    return Hooks(before=_line(before), after=_line(after), timeout_seconds=timeout_seconds)
+
+
+def _line(text: str | None) -> str | None:
+    if text is not None and "\0" in text:
+        raise UsageError("a command holds a NUL character", "no program can be started with one")
+    return text if text and text.strip() else None
+
+
+def readiness(
+    command: str | None, url: str | None, address: str | None, timeout_seconds: float, cold_start: float | None
+) -> Readiness:
+    """How a restored tree shows that it is ready; an empty text is none."""
+    found = Readiness(
+        command=_line(command),
+        url=url or None,
+        address=_address(address) if address else None,
+        timeout_seconds=timeout_seconds,
+        cold_start_seconds=cold_start,
+    )
+    if cold_start is not None and not found.asked_for:
+        hint = "say when the restored tree is ready: --ready-http, --ready-tcp or --ready-cmd"
+        raise UsageError("--cold-start-seconds has nothing to compare with", hint)
+    return found
+
+
+def url(text: str) -> str:
+    """An address of http or https, without a name and password in it: reports show it."""
+    from urllib.parse import urlsplit  # noqa: PLC0415  only --ready-http needs it
+
+    if not text:
+        return text
+    try:
+        parts = urlsplit(text)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or not text.isascii() or any(letter <= " " or letter == "\x7f" for letter in text):
+        raise typer.BadParameter(f"{text!r} is no URL such as http://127.0.0.1:8000/health.")
+    if parts.username is not None or parts.password is not None:
+        raise typer.BadParameter("a name and a password in the URL would stand in reports: use --ready-cmd.")
+    return text
+
+
+def address(text: str) -> str:
+    """HOST:PORT as text, looked at."""
+    if text:
+        _address(text)
+    return text
+
+
+def _address(text: str) -> tuple[str, int]:
+    match = re.fullmatch(
+        r"(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})", text
+    )
+    if match is None or not 0 < int(match["port"]) < 1 << 16:
+        raise typer.BadParameter(f"{text!r} is not HOST:PORT, such as 127.0.0.1:8000 or [::1]:8000.")
+    return match["six"] or match["host"], int(match["port"])
 
 
 def location(text: str) -> Location:

@@ -11,7 +11,7 @@ from rich.progress import Progress as RichProgress
 from gpuckpt.cli.manner import speaks_unicode
 from gpuckpt.cli.speed import Speed
 from gpuckpt.cli.words import safe
-from gpuckpt.model.report import Event
+from gpuckpt.model.report import HOOK_PHASES, Event
 
 LABELS = {
     "lock": "wait for the GPU",
@@ -26,6 +26,7 @@ LABELS = {
     "host_to_gpu": "host memory to GPU",
     "ready": "watch it run",
     "transfer": "transfer",
+    **{name: name.replace("_", "-") + " command" for name in HOOK_PHASES},
 }
 
 
@@ -52,6 +53,8 @@ class Progress:
         if event.state == "note":
             if event.message:
                 self._display.console.print(f"gpuckpt: {safe(event.message)}", markup=False)
+            return
+        if event.state == "output":
             return
         task = self._task(event.phase)
         if event.state == "end":

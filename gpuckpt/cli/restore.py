@@ -84,6 +84,52 @@ def restore(
     allow: options.Allow = None,
     timeout: options.Timeout = None,
     settle: options.Settle = 3.0,
+    pre_restore: Annotated[
+        str | None, options.hook("pre-restore", "Run this first, with /bin/sh -c; if it fails, nothing is touched.")
+    ] = None,
+    post_restore: Annotated[
+        str | None, options.hook("post-restore", "Run this last, whatever came of the restore; it is told what.")
+    ] = None,
+    hook_timeout: options.HookTimeout = 60.0,
+    ready_cmd: Annotated[
+        str | None,
+        typer.Option(
+            "--ready-cmd", metavar="COMMAND", help="The tree is ready when this ends with 0. Tried repeatedly."
+        ),
+    ] = None,
+    ready_http: Annotated[
+        str | None,
+        typer.Option(
+            "--ready-http",
+            metavar="URL",
+            parser=options.url,
+            help="The tree is ready when this is answered with 2xx or 3xx.",
+        ),
+    ] = None,
+    ready_tcp: Annotated[
+        str | None,
+        typer.Option(
+            "--ready-tcp",
+            metavar="HOST:PORT",
+            parser=options.address,
+            help="The tree is ready when this takes a connection.",
+        ),
+    ] = None,
+    ready_timeout: Annotated[
+        float,
+        typer.Option(
+            "--ready-timeout", metavar="SECONDS", parser=options.limit, help="How long it may take to become ready."
+        ),
+    ] = 60.0,
+    cold_start_seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--cold-start-seconds",
+            metavar="SECONDS",
+            parser=options.limit,
+            help="How long a start from nothing takes: shown beside how long this took.",
+        ),
+    ] = None,
     force_program: options.ForceProgram = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -98,7 +144,8 @@ def restore(
     stdio = {number: path for number, path in enumerate((stdin, stdout, stderr)) if path is not None}
     request: RestoreRequest | RepairRequest
     if tree is not None:
-        if any((wait, stdio, tcp, gpu, allow, plain, huge_pages, overwrite_files, truncate_files)):
+        of_an_image = (wait, stdio, tcp, gpu, allow, plain, huge_pages, overwrite_files, truncate_files)
+        if any((*of_an_image, pre_restore, post_restore, ready_cmd, ready_http, ready_tcp, cold_start_seconds)):
             raise UsageError("--tree repairs a tree that is here; the options of an image make no sense with it")
         ways.refuse_here()
         request = RepairRequest(pid=tree, timeout_seconds=timeout, dry_run=dry_run, force_program=force_program)
@@ -120,6 +167,8 @@ def restore(
             huge_pages=huge_pages,
             overwrite_files=overwrite_files,
             truncate_files=truncate_files,
+            hooks=options.hooks(pre_restore, post_restore, hook_timeout),
+            readiness=options.readiness(ready_cmd, ready_http, ready_tcp, ready_timeout, cold_start_seconds),
         )
     return carry_out(
         Manner(as_json, quiet, verbose, dry_run, shares_terminal=wait), lambda listener: _run(request, listener)

@@ -2,7 +2,7 @@
 
 steps, and what kill -9 of this process at each leaves (the owner's steps: owner/dumping.py):
 
-1. gather, judge, plan      nothing was touched
+1. gather, judge, plan      nothing was touched; --pre-dump runs last in it, --post-dump after all (flows/hooks.py)
 2. IMAGE.partial            an unlocked partial: the next dump removes it
 3. owner suspends, captures the owner sees the end of file, CRIU undoes its work, the tree goes on
 4. publish (rename)         as 3; the image is complete and good all the same
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt import __version__, checks
-from gpuckpt.flows import capturing, dumporder, gather, openfiles, settle
+from gpuckpt.flows import capturing, dumporder, gather, hooks, openfiles, settle
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.conversation import (
     REAP_SECONDS,
@@ -42,6 +42,7 @@ from gpuckpt.model.errors import (
     GpuckptError,
     ImageCorrupt,
     MachineLacks,
+    NotFound,
     ProcessState,
     Refused,
     TreeHeld,
@@ -75,9 +76,14 @@ def dump(request: DumpRequest, machine: Machine, interruption: Interruption) -> 
     """Save the tree as an image. Raises GpuckptError with what became of the tree."""
     runs.refuse_busy(procfs.tree_ids(gather.identify(request.pid)))
     facts = gather.dump_facts(request, machine)
-    findings = checks.judge(checks.DUMP_CHECKS, facts, request.allow)
+    findings = hooks.before_it(checks.judge(checks.DUMP_CHECKS, facts, request.allow), "dump", request.hooks)
     refusal = checks.refusal(findings)
-    plan = {"image": str(request.image), "root_pid": request.pid, "pids": list(facts.tree.pids)}
+    plan = {
+        "image": str(request.image),
+        "root_pid": request.pid,
+        "pids": list(facts.tree.pids),
+        **hooks.planned("dump", request.hooks),
+    }
     if request.dry_run:
         return Report("dump", "refused" if refusal else "planned", "untouched", plan, findings, refusal)
     if refusal:
@@ -92,10 +98,13 @@ def dump(request: DumpRequest, machine: Machine, interruption: Interruption) -> 
             stack.callback(base.close)
         run = runs.begin("dump", facts.tree.ids, tell=repairing.teller(machine, notes))
         work = DumpWork(request, machine, interruption, facts, findings, run, base, notes=notes)
+        around = hooks.Hooked(
+            "dump", request.hooks, request.pid, str(request.image), run, machine, interruption, _nothing_touched
+        )
         try:
-            return work.perform()
+            return around.carry_out(work.look_again, work.perform)
         except GpuckptError as error:
-            error.findings = work.findings
+            error.findings = error.findings or work.findings
             raise
         finally:
             run.finish(keep=work.tree_is_held)
@@ -109,8 +118,12 @@ def _base(request: DumpRequest, machine: Machine, interruption: Interruption, no
     try:
         return capturing.open_base(request, interruption, notes)
     except BrokenOff as trouble:
-        error = dumporder.as_interrupted(trouble, "nothing was touched")
-        raise error or DumpFailed(f"broken off: {trouble.why}; the tree runs on") from None
+        raise _nothing_touched(trouble) from None
+
+
+def _nothing_touched(trouble: BrokenOff) -> GpuckptError:
+    error = dumporder.as_interrupted(trouble, "nothing was touched")
+    return error or DumpFailed(f"broken off: {trouble.why}; the tree runs on")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +161,19 @@ class DumpWork:
     """Of the tree's open files, those in the image: path, bytes, seconds."""
     litter: tuple[Placed, ...] = ()
     """What CRIU leaves beside the tree's files when it ends the tree; the owner removes it, or we do."""
+
+    def look_again(self) -> None:
+        """What the tree and the host are after --pre-dump. Raises what refuses then, NotFound, Busy."""
+        facts = gather.dump_facts(self.request, self.machine)
+        root = self.facts.tree.root
+        if facts.tree.root != root:
+            raise NotFound(f"process {root.pid} ended while --pre-dump ran; another one has its pid", "nothing to save")
+        runs.follow(self.run, facts.tree.ids)
+        self.facts = facts
+        self.findings = checks.judge(checks.DUMP_CHECKS, facts, self.request.allow)
+        refusal = checks.refusal(self.findings)
+        if refusal is not None:
+            raise refusal
 
     def perform(self) -> Report:
         """Suspend, capture, publish, commit; any failure ends in the unwind and says what was seen."""

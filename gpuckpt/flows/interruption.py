@@ -35,10 +35,14 @@ class Interruption:
 
     def check(self) -> None:
         """Raise BrokenOff if a signal came or the deadline has passed."""
-        if self.caught is not None:
-            raise BrokenOff(f"{signal.Signals(self.caught).name} came", self.caught)
+        self.check_signals()
         if self._deadline is not None and time.monotonic() > self._deadline:
             raise BrokenOff("the deadline (--timeout) passed")
+
+    def check_signals(self) -> None:
+        """Raise BrokenOff if a signal came, whatever the time."""
+        if self.caught is not None:
+            raise BrokenOff(f"{signal.Signals(self.caught).name} came", self.caught)
 
     def _note(self, number: int, _frame: object) -> None:
         self.caught = number

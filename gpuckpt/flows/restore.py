@@ -3,13 +3,14 @@
 steps, and what kill -9 of this process at each leaves (the owner's steps: owner/restoring.py):
 
 1. open, verify every part, judge, plan   nothing was touched; what was fetched of an image on another host is
-                                           removed by the next run, later by the owner
+                                           removed by the next run, later by the owner. --pre-restore runs last
+                                           in it (flows/hooks.py)
 2. lean directory, captured files          link-remap files, which the next restore uses; files that were put back,
                                            replaced or cut are as before once another run has found the journal of it
 3. owner: CRIU up to the gate               the owner turns CRIU away: nothing is left of the tree
 4. memory into the tree the owner holds     the owner ends the held tree: nothing is left of it
 5. owner: CUDA restore, let go              the owner goes on by itself: a whole, running tree, or none
-6. look at it                               the tree runs
+6. look at it, ready?, --post-restore       the tree runs
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt import checks
-from gpuckpt.flows import gather, imagesource, injecting, openfiles, settle
+from gpuckpt.flows import gather, hooks, imagesource, injecting, openfiles, readiness, settle
 from gpuckpt.flows import repair as repairing
+from gpuckpt.flows.beside import Beside
 from gpuckpt.flows.conversation import (
     REAP_SECONDS,
     OwnerGone,
@@ -64,7 +66,7 @@ if TYPE_CHECKING:
     from gpuckpt.flows.machine import Machine
     from gpuckpt.flows.openfiles import FilesInPlace
     from gpuckpt.images.memory import MemoryPlan
-    from gpuckpt.model.facts import OpenFile, Stdio
+    from gpuckpt.model.facts import OpenFile, ProcessId, Stdio
     from gpuckpt.model.manifest import CriuOptions, Manifest
     from gpuckpt.model.requests import RestoreRequest
     from gpuckpt.owner.runs import Run
@@ -77,21 +79,24 @@ OWNER_KILLED = "the process that held the tree (the owner) was killed"
 
 def restore(request: RestoreRequest, machine: Machine, interruption: Interruption) -> Report:
     """Bring an image back. Raises GpuckptError with what became of it."""
+    began = time.monotonic()
     require_places(request.stdio)
     with imagesource.opened(request, machine, interruption) as source:
-        return _restore(source, machine, interruption)
+        return _restore(source, machine, interruption, began)
 
 
-def _restore(source: ImageSource, machine: Machine, interruption: Interruption) -> Report:
+def _restore(source: ImageSource, machine: Machine, interruption: Interruption, began: float) -> Report:
     request, image = source.request, source.image
     machine.listener(Event("verify", "begin"))
     _untouched(lambda: source.verify(interruption))
     notes = source.notes if request.dry_run else _clear(request, image, machine)
     seen = openfiles.look(image)
     facts = gather.restore_facts(request, image.manifest, machine, _compare(image, interruption))
-    findings = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
+    judged = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
+    findings = hooks.before_it(judged, "restore", request.hooks)
     refusal = checks.refusal(findings)
     plan = {
+        **hooks.planned("restore", request.hooks),
         "image": request.name,
         "image_id": image.manifest.image_id,
         "root_pid": image.manifest.tree.root.pid,
@@ -105,9 +110,9 @@ def _restore(source: ImageSource, machine: Machine, interruption: Interruption) 
         return Report("restore", "planned", "untouched", plan, findings)
     _untouched(lambda: source.complete(interruption))
     run = runs.begin("restore", image.manifest.tree.ids, tell=repairing.teller(machine, notes))
-    work = RestoreWork(source, machine, interruption, facts, findings, run, files_seen=seen, notes=notes)
+    work = RestoreWork(source, machine, interruption, facts, findings, run, began, seen, notes=notes)
     try:
-        return work.perform()
+        return work.still_there(work.hooked.carry_out(work.look_again, work.perform))
     finally:
         run.finish(keep=work.something_is_left)
 
@@ -123,14 +128,14 @@ def _untouched(act: Callable[[], None]) -> None:
     try:
         act()
     except BrokenOff as trouble:
-        raise _interrupted(trouble, "nothing was touched") from None
+        raise _nothing_touched(trouble) from None
 
 
 def _compare(image: Image, interruption: Interruption) -> dict[str, CapturedHere]:
     try:
         return openfiles.compare(image, interruption.check)
     except BrokenOff as trouble:
-        raise _interrupted(trouble, "nothing was touched") from None
+        raise _nothing_touched(trouble) from None
 
 
 @dataclass
@@ -143,12 +148,18 @@ class RestoreWork:
     facts: RestoreFacts
     findings: tuple[Finding, ...]
     run: Run
+    began: float
+    """On the monotonic clock, when the command began to work."""
+    files_seen: Mapping[str, OpenFile | None]
+    """Captured files here, from before they were compared."""
     something_is_left: bool = False
+    hooked: hooks.Hooked = field(init=False)
+    """The user's commands around it."""
+    root: ProcessId | None = None
+    """Of the tree that was let go and is not waited for."""
     relay: PtyRelay | None = None
     streams: dict[int, int] = field(default_factory=dict)
     """With --wait: our own standard streams -> the descriptors under which the owner has them."""
-    files_seen: Mapping[str, OpenFile | None] = field(default_factory=dict)
-    """Captured files here, from before they were compared."""
     files: FilesInPlace | None = None
     """What was put back or changed on this host."""
     files_now: list[str] = field(default_factory=list)
@@ -171,6 +182,25 @@ class RestoreWork:
     def manifest(self) -> Manifest:
         """The image's manifest."""
         return self.image.manifest
+
+    def __post_init__(self) -> None:
+        root, request = self.manifest.tree.root.pid, self.request
+        self.hooked = hooks.Hooked(
+            *("restore", request.hooks, root, request.name, self.run, self.machine, self.interruption),
+            broken_off=_nothing_touched,
+            image_id=self.manifest.image_id,
+        )
+
+    def look_again(self) -> None:
+        """What the host is after --pre-restore. Raises what refuses then."""
+        self.files_seen = openfiles.look(self.image)
+        here = _compare(self.image, self.interruption)
+        self.facts = gather.restore_facts(self.request, self.manifest, self.machine, here)
+        self.findings = checks.judge(checks.RESTORE_CHECKS, self.facts, self.request.allow)
+        refusal = checks.refusal(self.findings)
+        if refusal is not None:
+            refusal.findings = self.findings
+            raise refusal
 
     def perform(self) -> Report:
         """Let the owner build the tree; what was put in place for it goes again when that fails."""
@@ -231,7 +261,7 @@ class RestoreWork:
             order = self._order(owner)
         except BrokenOff as trouble:
             # The owner has no order that it could break off; it ends when we do.
-            raise _interrupted(trouble, "nothing was touched") from None
+            raise _nothing_touched(trouble) from None
         try:
             owner.give(order)
             if self.lean is not None and self.lean.plan is not None:
@@ -387,15 +417,53 @@ class RestoreWork:
             "notes": self.notes,
             **self.source.report(),
         }
+        data["restored_seconds"] = time.monotonic() - self.began
         if self.request.wait:
-            self.run.release()
-            status = JobWait(owner, self.relay, self.interruption).until_it_ends()
-            return Report("restore", "ok", "ended", {**data, "exit_status": status}, self.findings)
-        began = time.monotonic()
-        settle.require_alive(tree.ids, self.request.settle_seconds)
+            return self._wait(owner, tree, data)
+        self.root = tree.root
+        since = time.monotonic()
+        try:
+            if self.request.readiness.asked_for:
+                data |= self._see_ready(tree, self.interruption.check)
+                data["seconds"]["ready"] = time.monotonic() - since
+            settle.require_alive(tree.ids, max(0.0, self.request.settle_seconds - (time.monotonic() - since)))
+        except BrokenOff as trouble:
+            what = f"process {tree.root.pid} is restored and runs, whether it is ready is not known"
+            raise _interrupted(trouble, what, restored=True) from None
         data["gpu_memory_bytes"] = settle.require_on_gpu(tree, self.machine, force_program=self.request.force_program)
-        data["seconds"] = {**data["seconds"], "ready": time.monotonic() - began}
+        data["seconds"].setdefault("ready", time.monotonic() - since)
         return Report("restore", "ok", "restored", data, self.findings)
+
+    def still_there(self, report: Report) -> Report:
+        """The report of a restore whose tree --post-restore has not ended. Raises RestoredUnhealthy."""
+        root = self.root
+        if self.request.hooks.after is not None and root is not None and procfs.state(root) in settle.ENDED:
+            why = f"process {root.pid} ended while --post-restore ran"
+            raise RestoredUnhealthy(why, "try the command by itself")
+        return report
+
+    def _see_ready(self, tree: TreeOrder, check: Callable[[], None]) -> dict[str, Any]:
+        return readiness.see_ready(
+            self.request.readiness,
+            tree.root,
+            self.machine,
+            self.hooked.variables("ready"),
+            began=self.began,
+            check=check,
+        )
+
+    def _wait(self, owner: OwnerHandle, tree: TreeOrder, data: dict[str, Any]) -> Report:
+        """Stay until the job ends. Its readiness is told beside that, and changes nothing."""
+        # From here on the run's directory is anybody's who finds it.
+        self.run.owe(None)
+        self.run.release()
+        beside = Beside(
+            self.hooked, lambda check: self._see_ready(tree, check) if self.request.readiness.asked_for else {}
+        )
+        with beside:
+            status = JobWait(owner, self.relay, self.interruption).until_it_ends()
+        data |= {**beside.data, "exit_status": status}
+        return Report("restore", "ok", "ended", data, (*self.findings, *beside.findings))
 
     def _error_from(self, message: dict[str, Any]) -> GpuckptError:
         """The owner's last word as the error the user sees."""
@@ -448,6 +516,10 @@ def _access(stdio: Stdio) -> dict[str, bool]:
         return {"readable": not stdio.writable, "writable": stdio.writable}
     numbers = {int(holder.rpartition(" ")[2]) for holder in stdio.holders}
     return {"readable": 0 in numbers, "writable": numbers != {0}}
+
+
+def _nothing_touched(trouble: BrokenOff) -> GpuckptError:
+    return _interrupted(trouble, "nothing was touched")
 
 
 def _interrupted(trouble: BrokenOff, what: str, *, restored: bool = False) -> GpuckptError:

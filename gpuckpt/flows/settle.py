@@ -30,11 +30,11 @@ def require_alive(ids: Sequence[ProcessId], seconds: float) -> None:
     with procfs.Watched(ids[0]) as root:
         if stays_alive(ids, seconds):
             return
-        why = f"process {ids[0].pid} ended within {seconds:g} s{_how(root.wait_status())}"
+        why = f"process {ids[0].pid} ended within {seconds:g} s{how_it_ended(root.wait_status())}"
     raise RestoredUnhealthy(why, "its own output says why", process="gone")
 
 
-def _how(wait_status: int | None) -> str:
+def how_it_ended(wait_status: int | None) -> str:
     """', exit status 3', ', killed by SIGSEGV', or '' where nobody can tell any more."""
     if wait_status is None:
         return ""

@@ -15,9 +15,12 @@ Verdict = Literal["pass", "fail", "unknown"]
 Severity = Literal["note", "warn", "block"]
 Outcome = Literal["ok", "refused", "failed", "planned", "partial"]
 
+HOOK_PHASES = ("pre_dump", "post_dump", "pre_restore", "post_restore")
+"""The user's own commands: their seconds are no part of how long gpuckpt took."""
 PHASES = (
     *("lock", "gpu_to_host", "freeze", "capture", "files", "publish", "resume"),
     *("criu", "inject", "host_to_gpu", "ready", "transfer"),
+    *HOOK_PHASES,
 )
 
 
@@ -86,10 +89,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Progress of a running operation: a phase began, advanced or ended."""
+    """Progress of a running operation: a phase began, advanced or ended, or a command of the user said something."""
 
     phase: str
-    state: Literal["begin", "progress", "end", "note"]
+    state: Literal["begin", "progress", "end", "note", "output"]
     message: str = ""
     done_bytes: int | None = None
     total_bytes: int | None = None

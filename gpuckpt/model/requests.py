@@ -12,6 +12,36 @@ TcpPolicy = Literal["refuse", "keep", "close"]
 
 
 @dataclass(frozen=True, slots=True)
+class Hooks:
+    """Command lines of the user that run before and after an operation."""
+
+    before: str | None = None
+    after: str | None = None
+    timeout_seconds: float = 60.0
+    """The longest that each may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """How a restored tree shows that it serves again: all that is given must say so."""
+
+    command: str | None = None
+    """A command line that ends with 0."""
+    url: str | None = None
+    """http or https, answered with 2xx or 3xx."""
+    address: tuple[str, int] | None = None
+    """Host and port that take a connection."""
+    timeout_seconds: float = 60.0
+    cold_start_seconds: float | None = None
+    """What a start from nothing takes, to be compared with."""
+
+    @property
+    def asked_for(self) -> bool:
+        """Something is probed."""
+        return any(probe is not None for probe in (self.command, self.url, self.address))
+
+
+@dataclass(frozen=True, slots=True)
 class DumpRequest:
     """Save the tree of `pid` as the image directory `image`."""
 
@@ -41,6 +71,7 @@ class DumpRequest:
     """Set the host to transparent huge pages while the GPU memory is copied."""
     capture_files: tuple[str, ...] = ()
     """'writable', 'all', 'none', absolute paths and patterns; empty: what is right for `leave_running`."""
+    hooks: Hooks = Hooks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +100,8 @@ class RestoreRequest:
     """Files that only grew since the dump are cut to the size they had."""
     reach: Reach | None = None
     """The host that the image lies on; None: here. `image` is then where its small files lie, once they do."""
+    hooks: Hooks = Hooks()
+    readiness: Readiness = Readiness()
 
     @property
     def name(self) -> str:

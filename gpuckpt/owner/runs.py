@@ -43,6 +43,8 @@ CRIU_LOG = "criu.log"
 """CRIU's log, in the directory of its run."""
 FETCHED = "fetched"
 """A link in the directory of a restore: to what was fetched of an image on another host."""
+CARD = "run.json"
+"""Who works on which processes since when, in the directory of a run."""
 UNTOLD = "untold"
 """In the directory of an ended run: what a person must know of it, and what nobody has been told yet."""
 
@@ -64,6 +66,15 @@ class Run:
     def release(self) -> None:
         """Others may work on the tree from here on, although we stay with it (main and owner share the lock)."""
         fcntl.flock(self.lock_fd, fcntl.LOCK_UN)
+
+    def owe(self, words: str | None) -> None:
+        """What the next run must tell a person if this one is killed from here on; None: nothing any more."""
+        if words is None:
+            (self.directory / UNTOLD).unlink(missing_ok=True)
+        else:
+            # Room for it was looked for when the run began; a run is not given up for it.
+            with contextlib.suppress(OSError):
+                (self.directory / UNTOLD).write_text(json.dumps([words]))
 
     def finish(self, *, keep: bool) -> None:
         """The run is over: its directory goes, unless a later repair will need it."""
@@ -102,14 +113,29 @@ def begin(
     repairs it), MachineLacks when /run cannot be written.
     """
     with _mutex():
-        for other in _others(tell=tell):
-            if not {one.pid for one in other.ids} & {one.pid for one in ids}:
-                continue
-            if other.locked:
-                raise _busy(other)
-            if repairs is None or other.directory != repairs.directory:
-                raise _left_held(other)
+        _refuse_overlap(ids, tell=tell, repairs=repairs)
         return _create(operation, ids)
+
+
+def follow(run: Run, ids: Sequence[ProcessId]) -> None:
+    """A run that has not touched its tree yet goes by what the tree is now. Raises as `begin`."""
+    with _mutex():
+        _refuse_overlap(ids, own=run.directory)
+        card = {**_read_card(run.directory), "ids": _listed(ids)}
+        (run.directory / "run.new").write_text(json.dumps(card))
+        (run.directory / "run.new").replace(run.directory / CARD)
+
+
+def _refuse_overlap(
+    ids: Sequence[ProcessId], *, own: Path | None = None, repairs: Leftover | None = None, tell: Tell | None = None
+) -> None:
+    for other in _others(tell=tell):
+        if other.directory == own or not {one.pid for one in other.ids} & {one.pid for one in ids}:
+            continue
+        if other.locked:
+            raise _busy(other)
+        if repairs is None or other.directory != repairs.directory:
+            raise _left_held(other)
 
 
 def refuse_busy(ids: Sequence[ProcessId]) -> None:
@@ -289,7 +315,7 @@ def _remove_litter(directory: Path) -> None:
 
 def _read_card(directory: Path) -> dict[str, Any]:
     try:
-        said = json.loads((directory / "run.json").read_text())
+        said = json.loads((directory / CARD).read_text())
     except (OSError, ValueError):
         return {}
     return said if isinstance(said, dict) else {}
@@ -341,10 +367,14 @@ def _create(operation: str, ids: Sequence[ProcessId]) -> Run:
         "operation": operation,
         "pid": os.getpid(),
         "since": time.time(),
-        "ids": [[one.pid, one.start_ticks] for one in ids],
+        "ids": _listed(ids),
     }
-    (directory / "run.json").write_text(json.dumps(card))
+    (directory / CARD).write_text(json.dumps(card))
     return Run(directory, descriptor)
+
+
+def _listed(ids: Sequence[ProcessId]) -> list[list[int]]:
+    return [[one.pid, one.start_ticks] for one in ids]
 
 
 def make_runtime(name: str) -> Path:

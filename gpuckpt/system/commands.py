@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 EXTRA_DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", "/usr/bin", "/opt/gpuckpt/criu/bin")
 
+SHELL = "/bin/sh"
+
 PASSED_ON = (
     "PATH",
     "HOME",
@@ -144,6 +146,18 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
+    @property
+    def has_ended(self) -> bool:
+        """It has ended. It stays a zombie until `wait`: so long its process group's number is nobody else's."""
+        if self.process.returncode is not None:
+            return True
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def signal_group(self, number: int) -> None:
+        """Signal its whole process group; only before `wait`."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
     def kill(self) -> None:
         """SIGKILL it alone."""
         self.process.kill()
@@ -192,6 +206,24 @@ def start(
         extra_groups=None if identity is None else identity.groups,
     )
     return Child(tuple(argv), process)
+
+
+def start_line(line: str, extra_environment: Mapping[str, str]) -> Child:
+    """Start a user's own command line (a hook) with `/bin/sh -c`, in a session of its own; its output is a pipe.
+
+    It has the environment of gpuckpt's caller, the working directory too, and nothing on standard input. Raises
+    OSError when the shell cannot be started.
+    """
+    process = subprocess.Popen(
+        [SHELL, "-c", line],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **extra_environment},
+        # No terminal of ours: Ctrl-C is for gpuckpt, which ends the command in its own order.
+        start_new_session=True,
+    )
+    return Child((SHELL, "-c", line), process)
 
 
 def _own_group(new_session: bool, before_exec: Callable[[], None] | None) -> dict[str, Any]:  # noqa: FBT001

@@ -92,6 +92,11 @@ def manifest(image: Path) -> dict:
     return json.loads((image / "manifest.json").read_text())
 
 
+def manifest_pids(image: Path) -> list[int]:
+    """The pids of an image's tree, its root first: a restore that fails does not say them."""
+    return [process["id"]["pid"] for process in manifest(image)["tree"]["processes"]]
+
+
 def explain(answer: Answer) -> str:
     """What gpuckpt said, and the end of CRIU's log where it names one."""
     text = f"status {answer.status}: {answer.error}\n" + "\n".join(

@@ -13,7 +13,8 @@ from typer.completion import get_completion_script  # type: ignore[attr-defined]
 
 import gpuckpt
 from gpuckpt.cli.app import app
-from gpuckpt.cli.checklist import known_checks
+from gpuckpt.cli.checklist import known_checks, known_ids
+from gpuckpt.cli.config import HOST_OPTIONS, OF_ONE_RUN
 from gpuckpt.model import errors
 from gpuckpt.model.report import PHASES
 
@@ -24,6 +25,8 @@ SECTIONS = (
     "SYNOPSIS",
     "DESCRIPTION",
     "OPTIONS",
+    "CONFIGURATION",
+    "HOOKS",
     "JSON",
     "CHECKS",
     "EXIT STATUS",
@@ -78,6 +81,8 @@ def page(command: str) -> str:
     generated = {
         "SYNOPSIS": _synopsis(command),
         "OPTIONS": _options(command),
+        "CONFIGURATION": [] if command else _not_in_files(),
+        "HOOKS": _lifted(command),
         "JSON": [] if command else _json_words(),
         "CHECKS": _checks(command),
         "EXIT STATUS": _exit_statuses(command),
@@ -169,6 +174,25 @@ def _value(metavar: str) -> str:
     return f"\\fI{metavar}\\fR" if metavar.isupper() else metavar
 
 
+def _not_in_files() -> list[str]:
+    """What no file may set, and what a host's table may: lists of the source."""
+    of_one_run = ", ".join(sorted(f"`--{name}`" for name in OF_ONE_RUN))
+    of_hosts = ", ".join(f"`{name}`" for name in HOST_OPTIONS)
+    return [
+        *(".TP", ".I Hosts", f"A table of a host takes {roff(of_hosts)}."),
+        *(".TP", ".I Not in files", f"These belong to one run, and no file may say them: {roff(of_one_run)}."),
+    ]
+
+
+def _lifted(command: str) -> list[str]:
+    """The checks that a command of the user may still change."""
+    if command not in LISTS:
+        return []
+    lifted = known_ids("HOOK_MAY_LIFT")
+    names = ", ".join(f"`{check.id}`" for check in known_checks(LISTS[command]) if check.id in lifted)
+    return [".PP", roff(f"Judged again after `--pre-{command}`, and refusing only then, are {names}.")]
+
+
 def _json_words() -> list[str]:
     """The words that stand in the source: codes of errors, phases of events."""
     kinds = dict.fromkeys(kind for kinds in ENDINGS.values() for kind in kinds)
@@ -178,8 +202,8 @@ def _json_words() -> list[str]:
         *(".TP", ".I error.code", f"{roff(codes)}, one for each exit status from 1 on."),
         *(".TP", ".I events"),
         roff(
-            'Each line on stderr is {"event": PHASE, "state": "begin|progress|end|note"} with, where they are known, '
-            '"message", "done_bytes", "total_bytes" and "seconds".'
+            'Each line on stderr is {"event": PHASE, "state": "begin|progress|end|note|output"} with, where they are '
+            'known, "message", "done_bytes", "total_bytes" and "seconds".'
         ),
         f"The phases are {roff(phases)}.",
     ]
