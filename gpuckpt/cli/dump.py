@@ -10,14 +10,18 @@ from gpuckpt.cli import options
 from gpuckpt.cli.completing import complete_capture, complete_image
 from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.session import Listener, carry_out
+from gpuckpt.model.errors import UsageError
 from gpuckpt.model.report import Report
-from gpuckpt.model.requests import DumpRequest
+from gpuckpt.model.requests import DumpRequest, Into
+from gpuckpt.model.series import FULL_EVERY_SECONDS, Rules
 
 
 def dump(
-    image: options.Image,
+    image: options.Image = None,
     *,
-    tree: options.Tree,
+    tree: options.Tree = None,
+    pid_file: options.PidFile = None,
+    unit: options.Unit = None,
     leave_running: Annotated[bool, typer.Option("--leave-running", help="Keep the tree going afterwards.")] = False,
     tcp: Annotated[
         Literal["refuse", "keep", "close"],
@@ -78,6 +82,61 @@ def dump(
         str | None, options.hook("post-dump", "Run this last, whatever came of the dump; it is told what.")
     ] = None,
     hook_timeout: options.HookTimeout = 60.0,
+    into: Annotated[
+        str | None,
+        typer.Option(
+            "--into",
+            metavar="DIR",
+            autocompletion=complete_image,
+            help="Instead of IMAGE: the next image of a series, DIR/NAME-TIME; DIR/latest is a link to the newest.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--name",
+            metavar="NAME",
+            parser=options.series_name,
+            help="With --into: the name of the series. Without it: the program's name and its pid.",
+        ),
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            "--keep", metavar="N", parser=options.number, help="With --into: the newest N images of the series stay."
+        ),
+    ] = None,
+    keep_within: Annotated[
+        float | None,
+        typer.Option(
+            "--keep-within",
+            metavar="SPAN",
+            parser=options.span,
+            help="With --into: images younger than SPAN (30m, 24h, 7d) stay, beside those of --keep.",
+        ),
+    ] = None,
+    min_free: Annotated[
+        str | None,
+        typer.Option(
+            "--min-free",
+            metavar="ROOM",
+            parser=options.room,
+            help="With --into: then the oldest go until ROOM (10%, 20G) is free on the disk; the newest never goes.",
+        ),
+    ] = None,
+    no_base: Annotated[
+        bool, typer.Option("--no-base", help="With --into: share nothing with the newest image of the series.")
+    ] = False,
+    full_every: Annotated[
+        float | None,
+        typer.Option(
+            "--full-every",
+            metavar="SPAN",
+            parser=options.span,
+            help="With --into: how old the last image that shares nothing may be (without it: 7d).",
+        ),
+    ] = None,
+    metrics_file: options.MetricsFile = None,
     force_program: options.ForceProgram = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -88,9 +147,16 @@ def dump(
     The tree ends when the image is complete and safe on disk, as with `criu dump`; --leave-running keeps
     it going. If anything fails before that, the tree runs on.
     """
+    _require_one("which process is meant", {"--tree": tree, "--pid-file": pid_file, "--unit": unit})
+    series = _series(
+        into, name=name, keep=keep, keep_within=keep_within, min_free=min_free, no_base=no_base, full_every=full_every
+    )
+    _require_one("where the image goes", {"IMAGE": image, "--into": into})
+    if series is not None and base is not None:
+        raise UsageError("--base and --into are both given", "a series takes its newest image; leave --base out")
     request = DumpRequest(
-        pid=tree,
-        image=options.absolute(image),
+        pid=tree or 0,
+        image=options.absolute(image) if series is None else series.directory,
         leave_running=leave_running,
         tcp=tcp,
         dry_run=dry_run,
@@ -107,8 +173,46 @@ def dump(
         base=options.absolute(base) if base is not None else None,
         capture_files=options.captured_files(capture_files),
         hooks=options.hooks(pre_dump, post_dump, hook_timeout),
+        into=series,
+        pid_file=None if pid_file is None else options.absolute(pid_file),
+        unit=unit,
+        metrics_file=None if metrics_file is None else options.absolute(metrics_file),
     )
-    return carry_out(Manner(as_json, quiet, verbose, dry_run), lambda listener: _run(request, listener))
+    manner = Manner(as_json, quiet, verbose, dry_run, one_line=series is not None)
+    return carry_out(manner, lambda listener: _run(request, listener))
+
+
+def _require_one(what: str, given: dict[str, object]) -> None:
+    named = [option for option, value in given.items() if value is not None]
+    if len(named) != 1:
+        why = f"{' and '.join(named)} are both given" if named else f"nothing says {what}"
+        raise UsageError(why, f"name one of {', '.join(given)}")
+
+
+def _series(  # the options that only a series has
+    into: str | None,
+    *,
+    name: str | None,
+    keep: int | None,
+    keep_within: float | None,
+    min_free: str | None,
+    no_base: bool,
+    full_every: float | None,
+) -> Into | None:
+    if into is None:
+        given = (name, keep, keep_within, min_free, no_base or None, full_every)
+        words = ("--name", "--keep", "--keep-within", "--min-free", "--no-base", "--full-every")
+        alone = next((word for word, value in zip(words, given, strict=True) if value is not None), None)
+        if alone is not None:
+            raise UsageError(f"{alone} is for a series of images", "name its directory: --into DIR")
+        return None
+    return Into(
+        options.absolute(into),
+        name,
+        Rules(keep, keep_within, options.min_free(min_free)),
+        use_base=not no_base,
+        full_every_seconds=FULL_EVERY_SECONDS if full_every is None else full_every,
+    )
 
 
 def _run(request: DumpRequest, listener: Listener) -> Report:

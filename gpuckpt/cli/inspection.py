@@ -12,6 +12,7 @@ from gpuckpt.cli.findings import add_findings
 from gpuckpt.cli.hostsheet import add_host, host_verdict
 from gpuckpt.cli.imagesheet import add_captured, add_parts, add_timings, image_facts, image_verdict
 from gpuckpt.cli.manner import Manner
+from gpuckpt.cli.seriessheet import add_series, series_verdict
 from gpuckpt.cli.sheet import BAD, GOOD, UNSURE, Cell, Sheet
 from gpuckpt.cli.treesheet import add_tree, tree_facts
 from gpuckpt.model.facts import Host, Tree
@@ -22,9 +23,13 @@ from gpuckpt.model.report import Report
 def draw_inspection(report: Report, manner: Manner) -> None:
     """Draw the screen for what was inspected."""
     sheet = Sheet(all_lines=manner.verbose)
-    draw = {"image": _image, "process": _process, "host": _host, "configuration": _configuration}.get(
-        report.data.get("kind", "")
-    )
+    draw = {
+        "image": _image,
+        "series": _series,
+        "process": _process,
+        "host": _host,
+        "configuration": _configuration,
+    }.get(report.data.get("kind", ""))
     if draw is not None:
         draw(sheet, report, report.data)
         add_findings(sheet, report.findings, passes=manner.verbose)
@@ -41,6 +46,11 @@ def _image(sheet: Sheet, report: Report, data: dict[str, Any]) -> None:
     add_captured(sheet, manifest)
     add_parts(sheet, manifest)
     add_timings(sheet, manifest)
+
+
+def _series(sheet: Sheet, _report: Report, data: dict[str, Any]) -> None:
+    sheet.title("Series", str(data["path"]), series_verdict(data))
+    add_series(sheet, data)
 
 
 def _process(sheet: Sheet, report: Report, data: dict[str, Any]) -> None:

@@ -19,6 +19,8 @@ class Manner:
     quiet: bool = False
     verbose: bool = False
     dry_run: bool = False
+    one_line: bool = False
+    """A run that comes again and again: without a terminal a failure is one line, for cron's mail and the journal."""
     shares_terminal: bool = False
     """The restored job writes to this terminal too (--wait): nothing may be drawn over it."""
 

@@ -17,6 +17,7 @@ from gpuckpt.model.errors import NotFound, UsageError
 from gpuckpt.model.location import Location
 from gpuckpt.model.location import parse as parse_location
 from gpuckpt.model.requests import Hooks, Reach, Readiness
+from gpuckpt.model.series import MinFree, is_name
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, and events as JSON lines on stderr.")
@@ -93,6 +94,55 @@ def count(text: str) -> int:
     return int(text)
 
 
+_SPAN_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+def span(text: str) -> float:
+    """A span of time in seconds: a number and its unit, 30m, 24h, 7d."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhdw])", text)
+    value = float(match[1]) * _SPAN_SECONDS[match[2]] if match else 0.0
+    if value <= 0:
+        raise typer.BadParameter(f"{text!r} is no span of time such as 30m, 24h or 7d.")
+    return value
+
+
+def room(text: str) -> str:
+    """How much shall be free, as it is written: a share (10%) or a size (20G)."""
+    if _room_of(text) is None:
+        raise typer.BadParameter(f"{text!r} is neither a share such as 10% nor a size such as 20G.")
+    return text
+
+
+def min_free(text: str | None) -> MinFree | None:
+    """The value of a text that `room` has let pass."""
+    return None if text is None else _room_of(text)
+
+
+def _room_of(text: str) -> MinFree | None:
+    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(%|[KMGT]?)", text.upper().removesuffix("IB"))
+    if match is None:
+        return None
+    value, unit = float(match[1]), match[2]
+    if unit == "%":
+        return MinFree(share=value / 100) if 0 < value < 100 else None
+    size = int(value * 1024 ** ("KMGT".find(unit) + 1 if unit else 0))
+    return MinFree(bytes=size) if size > 0 else None
+
+
+def series_name(text: str) -> str:
+    """The name of a series."""
+    if not is_name(text):
+        raise typer.BadParameter(f"{text!r} is no name: up to 100 letters, digits and . _ @ + - , no mark in front.")
+    return text
+
+
+def unit(text: str) -> str:
+    """The name of a systemd unit."""
+    if re.fullmatch(r"[\w@:.\\][\w@:.\\-]{0,255}", text, re.ASCII) is None:
+        raise typer.BadParameter(f"{text!r} is no name of a systemd unit.")
+    return text
+
+
 def rate(text: str) -> float:
     """Bytes per second: a number, and K, M or G for the next powers of 1024."""
     match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMG]?)", text.upper().removesuffix("IB").removesuffix("/S"))
@@ -100,6 +150,13 @@ def rate(text: str) -> float:
     if value < 1024:
         raise typer.BadParameter(f"{text!r} is no rate from 1K on, such as 50M (MiB per second).")
     return value
+
+
+def number(text: str) -> int:
+    """How many images stay."""
+    if not (text.isascii() and text.isdigit() and int(text[:9]) > 0 and len(text) < 10):
+        raise typer.BadParameter(f"{text!r} is not a number from 1 on.")
+    return int(text)
 
 
 Connections = Annotated[
@@ -261,7 +318,7 @@ Settle = Annotated[
     ),
 ]
 Tree = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--tree",
         metavar="PID",
@@ -270,15 +327,37 @@ Tree = Annotated[
         help="The process at the root of the tree.",
     ),
 ]
+PidFile = Annotated[
+    str | None,
+    typer.Option(
+        "--pid-file",
+        metavar="FILE",
+        help="Instead of --tree: the pid stands in FILE, which must not be older than the process.",
+    ),
+]
+Unit = Annotated[
+    str | None,
+    typer.Option(
+        "--unit", metavar="NAME", parser=unit, help="Instead of --tree: the main process of this systemd unit."
+    ),
+]
+MetricsFile = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-file",
+        metavar="FILE",
+        help="Write figures of this run for Prometheus: FILE in the directory of node_exporter's textfile collector.",
+    ),
+]
 Image = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="IMAGE", autocompletion=complete_image, help="The directory that becomes the image. It must not exist."
     ),
 ]
 
 
-def absolute(text: str) -> Path:
+def absolute(text: str | None) -> Path:
     """The absolute path behind an argument, links resolved this once. Bytes survive as surrogates."""
     if not text:
         raise UsageError("a path is empty", "name a directory")

@@ -8,8 +8,8 @@ from typing import Any
 
 from gpuckpt.cli import words
 from gpuckpt.cli.canvas import write
-from gpuckpt.cli.manner import Manner
-from gpuckpt.model.errors import GpuckptError, Interrupted, exit_status
+from gpuckpt.cli.manner import Manner, is_terminal
+from gpuckpt.model.errors import GpuckptError, Interrupted
 from gpuckpt.model.report import HOOK_PHASES, Finding, Report
 
 STATES = {
@@ -35,11 +35,8 @@ def present(report: Report, manner: Manner, *, looked: bool = True) -> int:
 
 
 def final_status(report: Report) -> int:
-    """The exit status: the error's, else the restored job's own (--wait), else 0."""
-    if report.error is not None:
-        return exit_status(report.error)
-    status = report.data.get("exit_status")
-    return status if isinstance(status, int) else 0
+    """The exit status."""
+    return report.exit_status
 
 
 def _show(report: Report, manner: Manner) -> None:
@@ -48,7 +45,10 @@ def _show(report: Report, manner: Manner) -> None:
     elif _is_plan(report, manner):
         _draw_plan(report)
     if report.error is not None:
-        write(sys.stderr, "".join(f"{line}\n" for line in failure_lines(report, report.error, manner)))
+        lines = failure_lines(report, report.error, manner)
+        if manner.one_line and not is_terminal(sys.stderr):
+            lines = [joined(lines)]
+        write(sys.stderr, "".join(f"{line}\n" for line in lines))
     else:
         write(sys.stderr, "".join(f"{line}\n" for line in warning_lines(report, manner)))
         if not manner.silent:
@@ -83,6 +83,12 @@ def failure_lines(report: Report, error: GpuckptError, manner: Manner) -> list[s
     if error.hint:
         lines.append(f"  do:  {words.safe(error.hint)}")
     return lines
+
+
+def joined(lines: list[str]) -> str:
+    """The lines of a failure as one."""
+    headline, *rest = (line.strip() for line in lines)
+    return "; ".join([headline, *(line.removeprefix("why: ") for line in rest)])
 
 
 def _headline(report: Report, error: GpuckptError) -> str:
@@ -163,6 +169,9 @@ def _dumped(report: Report) -> str:
         parts.append(f"{words.size(data['bytes_stored'])}")
     if data.get("frozen_seconds") is not None:
         parts.append(f"frozen {words.duration(data['frozen_seconds'])}")
+    gone = (data.get("series") or {}).get("removed")
+    if gone:
+        parts.append(f"{words.count(len(gone), 'older image')} removed")
     return f"{', '.join(parts)}; {STATES[report.process]}"
 
 

@@ -130,6 +130,7 @@ def restore(
             help="How long a start from nothing takes: shown beside how long this took.",
         ),
     ] = None,
+    metrics_file: options.MetricsFile = None,
     force_program: options.ForceProgram = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -144,7 +145,7 @@ def restore(
     stdio = {number: path for number, path in enumerate((stdin, stdout, stderr)) if path is not None}
     request: RestoreRequest | RepairRequest
     if tree is not None:
-        of_an_image = (wait, stdio, tcp, gpu, allow, plain, huge_pages, overwrite_files, truncate_files)
+        of_an_image = (wait, stdio, tcp, gpu, allow, plain, huge_pages, overwrite_files, truncate_files, metrics_file)
         if any((*of_an_image, pre_restore, post_restore, ready_cmd, ready_http, ready_tcp, cold_start_seconds)):
             raise UsageError("--tree repairs a tree that is here; the options of an image make no sense with it")
         ways.refuse_here()
@@ -169,6 +170,7 @@ def restore(
             truncate_files=truncate_files,
             hooks=options.hooks(pre_restore, post_restore, hook_timeout),
             readiness=options.readiness(ready_cmd, ready_http, ready_tcp, ready_timeout, cold_start_seconds),
+            metrics_file=None if metrics_file is None else options.absolute(metrics_file),
         )
     return carry_out(
         Manner(as_json, quiet, verbose, dry_run, shares_terminal=wait), lambda listener: _run(request, listener)

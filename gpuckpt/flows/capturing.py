@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from gpuckpt.images import cuts, packs, sharing
 from gpuckpt.images.capture import Capture, Settings
 from gpuckpt.images.packindex import MAX_INDEX_BYTES
-from gpuckpt.model.errors import DumpFailed, GpuckptError, ImageCorrupt
+from gpuckpt.model.errors import DumpFailed, GpuckptError, ImageCorrupt, ImageTooNew
 from gpuckpt.model.manifest import Part
 from gpuckpt.owner import hostchanges
 from gpuckpt.stores import directory
@@ -296,29 +296,37 @@ def _read_base(base: Image, first: int, notes: list[str]) -> Base | None:
         return None
     try:
         return sharing.Base(base.part("packs"), packs.read_index(base.part(f"packs/{packs.NAME}")), first)
-    except ImageCorrupt as error:
-        notes.append(f"the base {base.path} was not used: {error.message}")
+    except (ImageCorrupt, ImageTooNew) as error:
+        notes.append(f"{base_not_used(base.path)}: {error.message}")
         return None
+
+
+def base_not_used(base: Path) -> str:
+    """How a note begins that says why a base was not used."""
+    return f"the base {base} was not used"
 
 
 def open_base(request: DumpRequest, interruption: Interruption, notes: list[str]) -> Image | None:
     """The base image, every byte of it verified: a frame taken over is not read again.
 
-    A damaged one is not used, and `notes` says so. Raises NotFound, Refused, BrokenOff.
+    A damaged one is not used, and `notes` says so; in a series, for which nobody has named it, nor is one that cannot
+    be opened. Raises NotFound, Refused, BrokenOff.
     """
     if request.base is None or request.plain:
         return None
+    unusable = ImageCorrupt if request.into is None else GpuckptError
     try:
         image = directory.open_image(request.base)
-    except ImageCorrupt as error:
-        notes.append(f"the base {request.base} was not used: {error.message}")
+    except unusable as error:
+        notes.append(f"{base_not_used(request.base)}: {error.message}")
         return None
     try:
         if not request.dry_run:
-            directory.verify(image, interruption.check)
+            # In a series the last dump wrote it: from memory it would look whole whatever the disk has made of it.
+            directory.verify(image, interruption.check, from_disk=request.into is not None)
     except ImageCorrupt as error:
         image.close()
-        notes.append(f"the base {request.base} was not used: {error.message}")
+        notes.append(f"{base_not_used(request.base)}: {error.message}")
         return None
     except BaseException:
         image.close()

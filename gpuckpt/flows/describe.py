@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt import checks
-from gpuckpt.flows import elsewhere, gather, openfiles
+from gpuckpt.flows import elsewhere, gather, listing, openfiles
 from gpuckpt.flows import extract as extracting
 from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.model.errors import ImageCorrupt, Interrupted, Refused
@@ -34,6 +34,8 @@ def inspect(request: InspectRequest, machine: Machine, interruption: Interruptio
         return _inspect_tree(request.pid, request, machine)
     if request.remote is not None:
         return elsewhere.inspect(request, request.remote, machine, interruption)
+    if request.target is not None and listing.holds_images(request.target):
+        return listing.inspect(request.target, request, machine, interruption)
     if request.target is not None:
         return _inspect_image(request.target, request, machine, interruption)
     return _inspect_host(machine)

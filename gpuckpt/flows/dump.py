@@ -56,6 +56,8 @@ from gpuckpt.stores import directory
 from gpuckpt.system import procfs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpuckpt.checks.facts import DumpFacts
     from gpuckpt.flows.capturing import Capturing, Content
     from gpuckpt.flows.interruption import Interruption
@@ -72,8 +74,16 @@ NO_CUDA = "--huge-pages did nothing: no process of the tree uses CUDA"
 OWNER_KILLED = "the process that held the tree (the owner) was killed"
 
 
-def dump(request: DumpRequest, machine: Machine, interruption: Interruption) -> Report:
-    """Save the tree as an image. Raises GpuckptError with what became of the tree."""
+def dump(
+    request: DumpRequest,
+    machine: Machine,
+    interruption: Interruption,
+    on_published: Callable[[], None] = lambda: None,
+) -> Report:
+    """Save the tree as an image. Raises GpuckptError with what became of the tree.
+
+    `on_published` is called when the image is complete, before the tree ends; where it raises OSError the tree goes on.
+    """
     runs.refuse_busy(procfs.tree_ids(gather.identify(request.pid)))
     facts = gather.dump_facts(request, machine)
     findings = hooks.before_it(checks.judge(checks.DUMP_CHECKS, facts, request.allow), "dump", request.hooks)
@@ -97,7 +107,9 @@ def dump(request: DumpRequest, machine: Machine, interruption: Interruption) -> 
         if base is not None:
             stack.callback(base.close)
         run = runs.begin("dump", facts.tree.ids, tell=repairing.teller(machine, notes))
-        work = DumpWork(request, machine, interruption, facts, findings, run, base, notes=notes)
+        work = DumpWork(
+            request, machine, interruption, facts, findings, run, base, notes=notes, on_published=on_published
+        )
         around = hooks.Hooked(
             "dump", request.hooks, request.pid, str(request.image), run, machine, interruption, _nothing_touched
         )
@@ -153,6 +165,7 @@ class DumpWork:
     base: Image | None = None
     tree_is_held: bool = False
     notes: list[str] = field(default_factory=list)
+    on_published: Callable[[], None] = lambda: None
     published: bool = False
     manifest: Manifest | None = None
     way: Capturing = field(init=False)
@@ -316,6 +329,7 @@ class DumpWork:
         manifests.decode(raw, str(self.request.image / manifests.NAME))
         partial.publish(raw)
         self.published = True
+        self.on_published()
 
     def _manifest(
         self,
@@ -326,11 +340,12 @@ class DumpWork:
     ) -> Manifest:
         inventory = criuformat.read_inventory(capture.partial.criu / "inventory.img")
         tree = capture.tree
+        created = time.time()
         return Manifest(
             format=manifests.FORMAT,
             requires=(*content.requires, *(("open-files",) if capture.files.files else ())),
             image_id=uuid.uuid4().hex,
-            created=time.time(),
+            created=created,
             gpuckpt=__version__,
             host=self.facts.host,
             tree=tree,
@@ -353,6 +368,7 @@ class DumpWork:
             bytes_shared=content.bytes_shared,
             allowed=tuple(finding.id for finding in self.findings if finding.allowed),
             notes=(*self.notes, *content.notes),
+            full_created=self.base.manifest.full_created if self.base and content.bytes_shared else created,
         )
 
     def _report(self, done: dict[str, Any], process: ProcessState) -> Report:

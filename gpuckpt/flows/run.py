@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuckpt.flows import describe as describing
 from gpuckpt.flows import dump as dumping
+from gpuckpt.flows import measuring, series, treename
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows import restore as restoring
 from gpuckpt.flows.interruption import watching
 from gpuckpt.flows.machine import this_machine
 from gpuckpt.flows.reporting import reported
+from gpuckpt.model import series as series_names
 from gpuckpt.system import limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from gpuckpt.model.report import Event, Report
     from gpuckpt.model.requests import (
         DumpRequest,
         InspectRequest,
+        Into,
         RepairRequest,
         RestoreRequest,
     )
@@ -33,9 +38,20 @@ def dump(request: DumpRequest, listener: Listener) -> Report:
 
         def act() -> Report:
             limits.require_descriptors()
-            return dumping.dump(request, this_machine(listener), interruption)
+            machine = this_machine(listener)
+            named = replace(request, pid=treename.pid_of(request.pid, request.pid_file, request.unit))
+            if request.into is not None:
+                return series.dump(named, request.into, machine, interruption)
+            return dumping.dump(named, machine, interruption)
 
-        return reported("dump", act)
+        path = None if request.dry_run else request.metrics_file
+        return measuring.measured(path, "dump", _name(request.image, request.into), lambda: reported("dump", act))
+
+
+def _name(image: Path, into: Into | None = None) -> str:
+    """What the figures of a run stand under: the name of the series, else that of its directory or of the image."""
+    member = series_names.parse(image.name)
+    return (into.name if into is not None else None) or (member[0] if member is not None else image.name)
 
 
 def restore(request: RestoreRequest, listener: Listener) -> Report:
@@ -46,7 +62,8 @@ def restore(request: RestoreRequest, listener: Listener) -> Report:
             limits.require_descriptors()
             return restoring.restore(request, this_machine(listener), interruption)
 
-        return reported("restore", act)
+        path = None if request.dry_run else request.metrics_file
+        return measuring.measured(path, "restore", _name(request.image), lambda: reported("restore", act))
 
 
 def repair(request: RepairRequest, listener: Listener) -> Report:

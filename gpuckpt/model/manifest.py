@@ -147,6 +147,9 @@ class Manifest:
     """Of these, what was not written but hard-linked from a base image."""
     allowed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    full_created: float = 0.0
+    """When the memory that was shared with the base was written whole, over all bases; `created` where nothing was
+    shared, 0 where it is not known."""
 
 
 def encode(manifest: Manifest) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpuckpt.model.errors import GpuckptError, ProcessState
+from gpuckpt.model.errors import GpuckptError, ProcessState, exit_status
 
 Verdict = Literal["pass", "fail", "unknown"]
 Severity = Literal["note", "warn", "block"]
@@ -70,6 +70,14 @@ class Report:
     data: dict[str, Any] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     error: GpuckptError | None = None
+
+    @property
+    def exit_status(self) -> int:
+        """The error's, else the restored job's own (--wait), else 0."""
+        if self.error is not None:
+            return exit_status(self.error)
+        status = self.data.get("exit_status")
+        return status if isinstance(status, int) else 0
 
     def to_json(self) -> dict[str, Any]:
         """The envelope: all keys always present."""

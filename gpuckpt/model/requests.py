@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpuckpt.model.location import Location
+from gpuckpt.model.series import FULL_EVERY_SECONDS, Rules
 
 TcpPolicy = Literal["refuse", "keep", "close"]
 
@@ -42,11 +43,28 @@ class Readiness:
 
 
 @dataclass(frozen=True, slots=True)
+class Into:
+    """The series that a dump goes into."""
+
+    directory: Path
+    name: str | None = None
+    """None: by the program and its pid."""
+    rules: Rules = field(default_factory=Rules)
+    """Which images stay."""
+    use_base: bool = True
+    """The newest image is the base of the next."""
+    full_every_seconds: float = FULL_EVERY_SECONDS
+    """How old the last image that shares nothing with older ones may be."""
+
+
+@dataclass(frozen=True, slots=True)
 class DumpRequest:
     """Save the tree of `pid` as the image directory `image`."""
 
     pid: int
+    """0 until `pid_file` or `unit` has been asked."""
     image: Path
+    """With `into` its directory, until the image has a name."""
     leave_running: bool = False
     tcp: TcpPolicy = "refuse"
     dry_run: bool = False
@@ -72,6 +90,14 @@ class DumpRequest:
     capture_files: tuple[str, ...] = ()
     """'writable', 'all', 'none', absolute paths and patterns; empty: what is right for `leave_running`."""
     hooks: Hooks = Hooks()
+    into: Into | None = None
+    """Instead of `image`: the next image of a series."""
+    pid_file: Path | None = None
+    """Instead of `pid`: the file that holds it."""
+    unit: str | None = None
+    """Instead of `pid`: the systemd unit whose main process it is."""
+    metrics_file: Path | None = None
+    """Prometheus text about this run goes there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +128,8 @@ class RestoreRequest:
     """The host that the image lies on; None: here. `image` is then where its small files lie, once they do."""
     hooks: Hooks = Hooks()
     readiness: Readiness = Readiness()
+    metrics_file: Path | None = None
+    """As DumpRequest.metrics_file."""
 
     @property
     def name(self) -> str:

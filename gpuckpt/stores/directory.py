@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 import blake3
 
 from gpuckpt.model import manifest as manifests
-from gpuckpt.model.errors import Busy, ImageCorrupt, MachineLacks, NotFound, Refused
+from gpuckpt.model import series
+from gpuckpt.model.errors import Busy, GpuckptError, ImageCorrupt, MachineLacks, NotFound, Refused
 from gpuckpt.model.manifest import Part
 from gpuckpt.stores import protection
 from gpuckpt.system import procfs
@@ -68,8 +69,8 @@ class PartialImage:
         """Every file and directory is on the disk when this returns. Raises OSError."""
         for directory, _, names in os.walk(self.path):
             for name in names:
-                _sync(Path(directory) / name)
-            _sync(Path(directory))
+                sync(Path(directory) / name)
+            sync(Path(directory))
 
     def publish(self, raw_manifest: bytes) -> None:
         """Write the manifest last, then rename. Raises OSError; the partial is then still there to be discarded."""
@@ -83,7 +84,7 @@ class PartialImage:
             file.write(raw_manifest)
             file.flush()
             os.fsync(file.fileno())
-        _sync(self.path)
+        sync(self.path)
 
     def put_in_place(self) -> None:
         """Rename, once the manifest is written. Raises OSError, FileExistsError with the partial still there."""
@@ -93,7 +94,7 @@ class PartialImage:
             words = "something of this name has appeared meanwhile"
             raise FileExistsError(errno.EEXIST, words, str(self.target)) from None
         try:
-            _sync(self.target.parent)
+            sync(self.target.parent)
         except OSError:
             # Not known to be on the disk: no image. The tree has not ended yet, so nothing is lost.
             self.target.rename(self.path)
@@ -109,7 +110,7 @@ def create_partial(target: Path) -> tuple[PartialImage, str]:
     path = target.with_name(target.name + PARTIAL_SUFFIX)
     if os.path.lexists(target):
         raise Refused(f"{target} exists already", "choose another name, or remove it")
-    note = _remove_leftover(path)
+    note = remove_leftover(path)
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
@@ -123,8 +124,11 @@ def create_partial(target: Path) -> tuple[PartialImage, str]:
     return partial, note
 
 
-def _remove_leftover(path: Path) -> str:
-    """Remove an unlocked partial, holding its lock, so that two makers cannot remove each other's."""
+def remove_leftover(path: Path) -> str:
+    """Remove an unlocked partial, holding its lock, so that two makers cannot remove each other's; returns a note.
+
+    Raises Busy where its maker lives, Refused where it is no directory, OSError.
+    """
     if not os.path.lexists(path):
         return ""
     if path.is_symlink() or not path.is_dir():
@@ -158,7 +162,8 @@ def _being_made(path: Path) -> Busy:
     return Busy(f"another gpuckpt is making {path} right now", "wait for it to end, or choose another name")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """A file, or the names in a directory, are on the disk when this returns. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
         os.fsync(descriptor)
@@ -166,12 +171,17 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def digest(path: Path, going_on: Callable[[], None] = lambda: None) -> str:
-    """BLAKE3 of a file, with all cores, reading it once. `going_on` is called between pieces and may raise."""
+def digest(path: Path, going_on: Callable[[], None] = lambda: None, *, from_disk: bool = False) -> str:
+    """BLAKE3 of a file, with all cores, reading it once. `going_on` is called between pieces and may raise.
+
+    With `from_disk` the kernel first drops what it has of the file in memory: damage on the disk is seen.
+    """
     hasher = blake3.blake3(max_threads=blake3.blake3.AUTO)
     buffer = mmap.mmap(-1, CHUNK_BYTES)  # page-aligned, see images.packs.page_aligned
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb", buffering=0) as file:
+        if from_disk:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         while size := file.readinto(buffer):
             hasher.update(memoryview(buffer)[:size])
             going_on()
@@ -244,6 +254,7 @@ def _open_locked(path: Path, directory_fd: int) -> Image:
     try:
         _refuse_writable_by_others(path, procfs.descriptor_path(directory_fd))
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        _refuse_removed(path, descriptor)
         raw = os.pread(descriptor, manifests.MAX_BYTES + 1, 0)
         return Image(path, manifests.decode(raw, str(path / manifests.NAME)), descriptor, directory_fd)
     except BlockingIOError:
@@ -252,6 +263,11 @@ def _open_locked(path: Path, directory_fd: int) -> Image:
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def _refuse_removed(path: Path, descriptor: int) -> None:
+    if os.fstat(descriptor).st_nlink == 0:
+        raise NotFound(f"{path} has just been removed by another gpuckpt", "choose another image")
 
 
 def _require_directory(path: Path) -> None:
@@ -296,8 +312,7 @@ def _open_manifest(path: Path, directory_fd: int) -> int:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(manifests.NAME, flags, dir_fd=directory_fd)
     except FileNotFoundError:
-        hint = again if (path / "criu").is_dir() else f"is this the right directory? An image has a {manifests.NAME}"
-        raise ImageCorrupt(f"{path} is no complete image: no {manifests.NAME} in it", hint) from None
+        raise _no_manifest(path, again) from None
     except PermissionError:
         raise MachineLacks(f"{manifest} may not be read by this user", AS_ROOT) from None
     except OSError as error:
@@ -307,6 +322,20 @@ def _open_manifest(path: Path, directory_fd: int) -> int:
         os.close(descriptor)
         raise ImageCorrupt(f"{manifest} is no regular file", again)
     return descriptor
+
+
+def _no_manifest(path: Path, again: str) -> GpuckptError:
+    if (path / "criu").is_dir():
+        return ImageCorrupt(f"{path} is no complete image: no {manifests.NAME} in it", again)
+    names = os.listdir(path)  # noqa: PTH208 - names, not paths
+    members = [name for name in names if series.parse(name) is not None]
+    if members:
+        newest = series.LATEST if series.LATEST in names else max(members)
+        return Refused(
+            f"{path} is a series of images, not an image", f"name one of them; the newest is {path / newest}"
+        )
+    hint = f"is this the right directory? An image has a {manifests.NAME}"
+    return ImageCorrupt(f"{path} is no complete image: no {manifests.NAME} in it", hint)
 
 
 def _refuse_writable_by_others(path: Path, root: Path) -> None:
@@ -331,15 +360,16 @@ def verify(
     *,
     but: frozenset[str] = frozenset(),
     absent: frozenset[str] = frozenset(),
+    from_disk: bool = False,
 ) -> None:
     """Read every byte of every part, with all cores. Raises ImageCorrupt naming the first part that does not fit.
 
     Of the parts in `but` the caller reads and verifies the content itself, as it is used; those in `absent`
-    lie elsewhere.
+    lie elsewhere. `from_disk` as for `digest`.
     """
 
     def compare(part: Part) -> None:
-        verify_part(image.part(part.path), part, going_on, content=part.path not in but)
+        verify_part(image.part(part.path), part, going_on, content=part.path not in but, from_disk=from_disk)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         try:
@@ -356,7 +386,9 @@ def verify(
             raise ImageCorrupt(f"{name} is no part of the image: the manifest does not name it", "remove it")
 
 
-def verify_part(path: Path, part: Part, going_on: Callable[[], None], *, content: bool = True) -> None:
+def verify_part(
+    path: Path, part: Part, going_on: Callable[[], None], *, content: bool = True, from_disk: bool = False
+) -> None:
     """Compare a file with what the manifest says of it. Raises ImageCorrupt."""
     again = "copy the image again, or restore an older one"
     try:
@@ -367,7 +399,7 @@ def verify_part(path: Path, part: Part, going_on: Callable[[], None], *, content
             raise ImageCorrupt(f"part {part.path} is no regular file", again)
         if seen.st_size != part.size:
             raise ImageCorrupt(f"part {part.path} has {seen.st_size} bytes, the manifest says {part.size}", again)
-        if content and digest(path, going_on) != part.blake3:
+        if content and digest(path, going_on, from_disk=from_disk) != part.blake3:
             raise ImageCorrupt(f"part {part.path} is damaged: its digest does not fit", again)
     except OSError as error:
         raise ImageCorrupt(f"part {part.path} cannot be read: {error.strerror}", again) from None

@@ -7,7 +7,7 @@ import ctypes
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -137,6 +137,41 @@ def _rename_no_replace(source: str | Path, target: str | Path, directory_fd: int
     flags = ctypes.c_uint(RENAME_NOREPLACE)
     done = call(directory_fd, os.fsencode(source), directory_fd, os.fsencode(target), flags)
     return 0 if done == 0 else ctypes.get_errno()
+
+
+def replace_file(path: Path, change: Callable[[bytes], bytes], mode: int, most_bytes: int = 1 << 20) -> None:
+    """Replace a file in one step by what `change` makes of its content (nothing, where there is none). Raises OSError.
+
+    Readers see the old file or the new one, also after a crash. The file beside it, under which it is written, is a
+    new one: where others can write to the directory, they could have put a link there.
+    """
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    content = change(_content(path, most_bytes))
+    with contextlib.suppress(FileNotFoundError):
+        new.unlink()
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        new.replace(path)
+    except OSError:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def _content(path: Path, most_bytes: int) -> bytes:
+    try:
+        descriptor = open_plain(path)
+    except FileNotFoundError:
+        return b""
+    with os.fdopen(descriptor, "rb") as file:
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise OSError(errno.EFBIG, "it is larger than it can be", str(path))
+    return content
 
 
 def unsafe_places(path: Path, own_uid: int) -> tuple[str, ...]:

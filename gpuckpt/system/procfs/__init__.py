@@ -25,6 +25,7 @@ from gpuckpt.system.procfs.identity import (
     describe_pid,
     is_same,
     process_id,
+    started_at,
     state,
     thread_state,
     threads,
@@ -42,7 +43,7 @@ from gpuckpt.system.procfs.looking import (
     special_mappings,
 )
 from gpuckpt.system.procfs.pages import PageLayout, page_layout
-from gpuckpt.system.procfs.reading import Mapping, comm_of, descriptor_path, maps_of, words_for
+from gpuckpt.system.procfs.reading import Mapping, comm_of, descriptor_path, maps_of, program_of, words_for
 from gpuckpt.system.procfs.redaction import redact, redact_text
 from gpuckpt.system.procfs.signals import (
     cpu_seconds,
@@ -89,6 +90,7 @@ __all__ = [
     "pids_in_cgroup",
     "ports_in_use",
     "process_id",
+    "program_of",
     "read_host_pieces",
     "read_tree",
     "redact",
@@ -98,6 +100,7 @@ __all__ = [
     "send_pid",
     "set_own_oom_score_adj",
     "special_mappings",
+    "started_at",
     "state",
     "thread_state",
     "threads",

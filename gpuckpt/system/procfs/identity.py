@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -51,6 +53,12 @@ def process_id(pid: int) -> ProcessId | None:
 def is_same(process: ProcessId) -> bool:
     """The process exists (perhaps as a zombie) and is the one that was meant."""
     return process_id(process.pid) == process
+
+
+def started_at(process: ProcessId) -> float:
+    """When a process was started, in seconds since 1970, by the clock as it is set now."""
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - process.start_ticks / os.sysconf("SC_CLK_TCK")
+    return time.time() - age
 
 
 def state(process: ProcessId) -> str | None:

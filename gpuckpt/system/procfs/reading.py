@@ -163,6 +163,12 @@ def comm_of(pid: int) -> str:
     return stat.comm if stat else ""
 
 
+def program_of(pid: int) -> str:
+    """The name of the program a process runs, which does not change as its own name may; '' when it is gone."""
+    exe = read_link(f"/proc/{pid}/exe") or ""
+    return exe.removesuffix(" (deleted)").rpartition("/")[2] or comm_of(pid)
+
+
 def descriptor_path(descriptor: int) -> Path:
     """A name under which every process of this host reaches what we have open, wherever it lies by now."""
     return Path(f"/proc/{os.getpid()}/fd/{descriptor}")

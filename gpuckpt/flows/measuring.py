@@ -1,0 +1,70 @@
+"""--metrics-file: what came of a run, for Prometheus. It never changes what came of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpuckpt.model import metrics
+from gpuckpt.model.errors import GpuckptError, in_words
+from gpuckpt.model.metrics import RunFigures
+from gpuckpt.model.report import Finding, Report
+from gpuckpt.system.files import replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+READABLE = 0o644
+"""node_exporter runs as a user of its own."""
+EXPECTED = "a metrics file that can be written"
+
+
+def measured(path: Path | None, command: str, name: str, act: Callable[[], Report]) -> Report:
+    """The report of `act`, noted in a metrics file where one is named; a file that cannot be written is a warning."""
+    if path is None:
+        return act()
+    try:
+        report = act()
+    except Exception:
+        _note(path, RunFigures(command, name, time.time(), GpuckptError.status, success=False))
+        raise
+    trouble = _note(path, _figures(command, name, report))
+    if not trouble:
+        return report
+    hint = "the directory must exist, and the file must be one that gpuckpt has written"
+    return replace(
+        report, findings=(*report.findings, Finding("metrics-file", "fail", "warn", EXPECTED, trouble, hint))
+    )
+
+
+def _figures(command: str, name: str, report: Report) -> RunFigures:
+    data = report.data
+    return RunFigures(
+        command,
+        name,
+        ended=time.time(),
+        exit_status=report.exit_status,
+        success=report.outcome == "ok",
+        seconds=data.get("seconds") or {},
+        frozen_seconds=data.get("frozen_seconds"),
+        bytes_raw=data.get("bytes_raw"),
+        bytes_stored=data.get("bytes_stored"),
+        bytes_shared=data.get("bytes_shared"),
+    )
+
+
+def _note(path: Path, figures: RunFigures) -> str:
+    """Put the figures into the file; returns what went wrong."""
+
+    def change(old: bytes) -> bytes:
+        return metrics.updated(old.decode("utf-8", "replace"), figures).encode()
+
+    try:
+        replace_file(path, change, READABLE)
+    except metrics.NotOurs as error:
+        return f"{path} holds something else and was left alone: {error}"
+    except OSError as error:
+        return f"{path} was not written: {in_words(error)}"
+    return ""
