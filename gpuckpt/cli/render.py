@@ -87,7 +87,7 @@ def failure_lines(report: Report, error: GpuckptError, manner: Manner) -> list[s
 
 def joined(lines: list[str]) -> str:
     """The lines of a failure as one."""
-    headline, *rest = (line.strip() for line in lines)
+    headline, *rest = (" ".join(line.split()) for line in lines)
     return "; ".join([headline, *(line.removeprefix("why: ") for line in rest)])
 
 

@@ -60,6 +60,8 @@ class SeriesDump:
     notes: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
+    damaged_base: str = ""
+    """The image that should have been the base and whose bytes are not what they were: it counts for nothing."""
     full: str = ""
     """Why the image shares nothing with older ones; empty where it may."""
 
@@ -118,7 +120,7 @@ class SeriesDump:
     def _judge_base(self, base: Path | None, notes: list[str]) -> None:
         unused = next((note for note in notes if base and note.startswith(capturing.base_not_used(base))), None)
         if base is not None and unused is not None:
-            self.full = unused
+            self.full, self.damaged_base = unused, base.name
             found = f"{unused}; the new image is a full one"
             self._warn("series-damaged", "a whole newest image", found, _look_at(base))
 
@@ -131,7 +133,7 @@ class SeriesDump:
             return
         try:
             found = [stored.look(self.place / name) for name in stored.members_in(self.place, self.name)]
-            whole = {one.name: one for one in found if not one.damage}
+            whole = {one.name: one for one in found if not one.damage and one.name != self.damaged_base}
             if newest not in whole:
                 self._warn("series-prune", f"{newest} is whole", "it is not; no image was removed", "dump again")
                 return

@@ -327,7 +327,9 @@ def _open_manifest(path: Path, directory_fd: int) -> int:
 def _no_manifest(path: Path, again: str) -> GpuckptError:
     if (path / "criu").is_dir():
         return ImageCorrupt(f"{path} is no complete image: no {manifests.NAME} in it", again)
-    names = os.listdir(path)  # noqa: PTH208 - names, not paths
+    names: list[str] = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(path)  # noqa: PTH208 - names, not paths
     members = [name for name in names if series.parse(name) is not None]
     if members:
         newest = series.LATEST if series.LATEST in names else max(members)
