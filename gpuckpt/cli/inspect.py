@@ -24,8 +24,8 @@ def inspect(
         typer.Argument(
             metavar="TARGET",
             autocompletion=options.complete_image,
-            help="The directory of an image, also user@host:/path; user@host: is that host. Without it and without "
-            "--tree: this host.",
+            help="The directory of an image, or of a series of images; also user@host:/path of an image; user@host: "
+            "is that host. Without it and without --tree: this host.",
         ),
     ] = None,
     *,

@@ -23,6 +23,7 @@ SPOKEN = ("checks", "flows", "model", "owner", "stores")
 """Where texts for users are made."""
 STARTED_HERE = {
     "gather.py": {"--property", "--value"},
+    "treename.py": {"--value"},
     "extract.py": {"--action", "--pid"},
     "capturing.py": {"--stream"},
 }

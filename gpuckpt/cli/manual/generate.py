@@ -61,6 +61,13 @@ ENDINGS: dict[str, tuple[type[errors.GpuckptError], ...]] = {
     "pull": TRANSFER,
 }
 """Which failures each command can end with."""
+FORMS = {
+    "dump": (
+        r'"\-\-tree " PID " [" options "] " IMAGE',
+        r'"\-\-tree " PID " [" options "] \-\-into " DIR',
+    ),
+}
+"""Usage lines of commands whose options exclude each other, as arguments of .RI: roman and italics in turn."""
 LISTS = {"dump": "DUMP_CHECKS", "restore": "RESTORE_CHECKS"}
 
 
@@ -133,10 +140,10 @@ def _visible(command: str, kind: str) -> list[Any]:
 
 
 def _synopsis(command: str) -> list[str]:
-    if not command:
-        lines = [f".B gpuckpt {verb}\n.RI {_words_of(verb)}" for verb in ENDINGS]
-        return [*"\n.br\n".join(lines).splitlines(), ".br", ".B gpuckpt \\-\\-version"]
-    return [f".B gpuckpt {command}", f".RI {_words_of(command)}"]
+    verbs = [command] if command else [*ENDINGS]
+    forms = [(verb, words) for verb in verbs for words in FORMS.get(verb) or (_words_of(verb),)]
+    lines = "\n.br\n".join(f".B gpuckpt {verb}\n.RI {words}" for verb, words in forms).splitlines()
+    return lines if command else [*lines, ".br", ".B gpuckpt \\-\\-version"]
 
 
 def _words_of(command: str) -> str:
