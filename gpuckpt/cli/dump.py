@@ -12,7 +12,7 @@ from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.session import Listener, carry_out
 from gpuckpt.model.errors import UsageError
 from gpuckpt.model.report import Report
-from gpuckpt.model.requests import DumpRequest, Into
+from gpuckpt.model.requests import DumpRequest, Into, Reach
 from gpuckpt.model.series import FULL_EVERY_SECONDS, Rules
 
 
@@ -136,6 +136,16 @@ def dump(
             help="With --into: how old the last image that shares nothing may be (without it: 7d).",
         ),
     ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            "--push",
+            metavar="USER@HOST:DIR",
+            help="With --into: copy each image there; older ones go there by the same rules, where gpuckpt is.",
+        ),
+    ] = None,
+    remote_command: options.RemoteCommand = None,
+    ssh_config: options.SshConfig = None,
     metrics_file: options.MetricsFile = None,
     force_program: options.ForceProgram = False,
     as_json: options.Json = False,
@@ -149,7 +159,14 @@ def dump(
     """
     _require_one("which process is meant", {"--tree": tree, "--pid-file": pid_file, "--unit": unit})
     series = _series(
-        into, name=name, keep=keep, keep_within=keep_within, min_free=min_free, no_base=no_base, full_every=full_every
+        into,
+        name=name,
+        keep=keep,
+        keep_within=keep_within,
+        min_free=min_free,
+        no_base=no_base,
+        full_every=full_every,
+        push=_reach(push, ssh_config, remote_command),
     )
     _require_one("where the image goes", {"IMAGE": image, "--into": into})
     if series is not None and base is not None:
@@ -198,10 +215,11 @@ def _series(  # the options that only a series has
     min_free: str | None,
     no_base: bool,
     full_every: float | None,
+    push: Reach | None,
 ) -> Into | None:
     if into is None:
-        given = (name, keep, keep_within, min_free, no_base or None, full_every)
-        words = ("--name", "--keep", "--keep-within", "--min-free", "--no-base", "--full-every")
+        given = (name, keep, keep_within, min_free, no_base or None, full_every, push)
+        words = ("--name", "--keep", "--keep-within", "--min-free", "--no-base", "--full-every", "--push")
         alone = next((word for word, value in zip(words, given, strict=True) if value is not None), None)
         if alone is not None:
             raise UsageError(f"{alone} is for a series of images", "name its directory: --into DIR")
@@ -212,7 +230,16 @@ def _series(  # the options that only a series has
         Rules(keep, keep_within, options.min_free(min_free)),
         use_base=not no_base,
         full_every_seconds=FULL_EVERY_SECONDS if full_every is None else full_every,
+        push=push,
     )
+
+
+def _reach(push: str | None, ssh_config: str | None, remote_command: str | None) -> Reach | None:
+    if push is not None:
+        return options.reach(options.location(push), ssh_config, remote_command)
+    if ssh_config is not None or remote_command is not None:
+        raise UsageError("--remote-command and --ssh-config are for another host", "name it: --push user@host:DIR")
+    return None
 
 
 def _run(request: DumpRequest, listener: Listener) -> Report:

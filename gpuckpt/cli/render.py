@@ -172,6 +172,9 @@ def _dumped(report: Report) -> str:
     gone = (data.get("series") or {}).get("removed")
     if gone:
         parts.append(f"{words.count(len(gone), 'older image')} removed")
+    pushed = (data.get("series") or {}).get("pushed")
+    if pushed:
+        parts.append(f"pushed to {words.safe(pushed.get('location', '?'))}")
     return f"{', '.join(parts)}; {STATES[report.process]}"
 
 

@@ -2,6 +2,7 @@
 
     lock the series -> remove what killed runs left -> newest whole image as base -> dump
         -> (published, before the tree ends) DIR/latest leads to it -> look at it -> older ones go by the rules
+        -> --push: a copy on another host, where older ones go by the same rules
 
 steps, and what kill -9 at each leaves, besides what flows/dump.py says of the dump itself:
 
@@ -10,26 +11,26 @@ steps, and what kill -9 at each leaves, besides what flows/dump.py says of the d
 3. after the rename     DIR/latest is one image behind; the tree has not ended yet, it goes on
 4. after the link       older images that should have gone; the next dump removes them
 5. in the middle of it  NAME-STAMP.partial of an older image, as 2
+6. while it is pushed   NAME-STAMP.partial on the other host, from which `gpuckpt push` goes on
 """
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt.flows import capturing, gather
 from gpuckpt.flows import dump as dumping
+from gpuckpt.flows.pruning import Pruning, warning
 from gpuckpt.model import series
-from gpuckpt.model.errors import Busy, GpuckptError, Refused, in_words
+from gpuckpt.model.errors import Refused, TransferFailed
 from gpuckpt.model.report import Finding, Report
 from gpuckpt.stores import series as stored
 from gpuckpt.system import procfs
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
     from gpuckpt.model.requests import DumpRequest, Into
@@ -60,6 +61,8 @@ class SeriesDump:
     notes: list[str] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     removed: list[str] = field(default_factory=list)
+    pushed: dict[str, Any] = field(default_factory=dict)
+    """Where the copy on another host is, and what it cost."""
     damaged_base: str = ""
     """The image that should have been the base and whose bytes are not what they were: it counts for nothing."""
     full: str = ""
@@ -83,6 +86,7 @@ class SeriesDump:
         if report.outcome == "ok":
             self._judge_base(base, report.data.get("notes", ()))
             self._prune(request.image.name)
+            report = self._push(report)
         return self._finished(report, base)
 
     def _next_name(self) -> str:
@@ -114,62 +118,42 @@ class SeriesDump:
             found = stored.look(self.place / name)
             if not found.damage:
                 return found
-            self._warn("series-damaged", "a whole newest image", f"{found.path}: {found.damage}", _look_at(found.path))
+            self.findings.append(_damaged(f"{found.path}: {found.damage}", found.path))
         return None
 
     def _judge_base(self, base: Path | None, notes: list[str]) -> None:
         unused = next((note for note in notes if base and note.startswith(capturing.base_not_used(base))), None)
         if base is not None and unused is not None:
             self.full, self.damaged_base = unused, base.name
-            found = f"{unused}; the new image is a full one"
-            self._warn("series-damaged", "a whole newest image", found, _look_at(base))
-
-    def _warn(self, check: str, expected: str, found: str, hint: str) -> None:
-        self.findings.append(Finding(check, "fail", "warn", expected, found, hint))
+            self.findings.append(_damaged(f"{unused}; the new image is a full one", base))
 
     def _prune(self, newest: str) -> None:
-        rules = self.into.rules
-        if rules == series.Rules():
-            return
+        pruning = Pruning(self.place, self.name, self.into.rules, lambda: self.interruption.caught is None)
+        pruning.prune(newest, self.damaged_base)
+        self.removed = pruning.removed
+        self.notes += pruning.notes
+        self.findings += pruning.findings
+
+    def _push(self, report: Report) -> Report:
+        """The image to the other host; that it did not come there costs nothing here, and is said by the status."""
+        reach = self.into.push
+        if reach is None:
+            return report
+        from gpuckpt.flows import farseries  # noqa: PLC0415  most dumps go nowhere
+
         try:
-            found = [stored.look(self.place / name) for name in stored.members_in(self.place, self.name)]
-            whole = {one.name: one for one in found if not one.damage and one.name != self.damaged_base}
-            if newest not in whole:
-                self._warn("series-prune", f"{newest} is whole", "it is not; no image was removed", "dump again")
-                return
-            self._remove_what_goes(whole)
-        except (OSError, GpuckptError) as error:
-            self._warn("series-prune", "older images go by the rules", in_words(error), f"look at {self.place}")
-
-    def _remove_what_goes(self, whole: dict[str, Found]) -> None:
-        """One after the other, oldest first; after one that is in use it is thought over again."""
-        room = stored.space(self.place)
-        # The link leads to the newest of all series here: never to one of these, unless somebody has set it.
-        untouchable = frozenset({stored.latest_in(self.place)})
-        while (plan := self._going(whole, room, untouchable)).names and self.interruption.caught is None:
-            name = plan.names[0]
-            gained = whole[name].bytes_unshared
-            try:
-                stored.remove(self.place / name)
-            except Busy as error:
-                self.notes.append(f"{error.message}: it stays until the next dump")
-                untouchable |= {name}
-                continue
-            self.removed.append(name)
-            room = replace(room, free_bytes=room.free_bytes + gained)
-            _forget(whole, name)
-        if plan.missing_bytes:
-            found = f"{plan.missing_bytes} bytes less, and no older image whose removal frees any"
-            self._warn(
-                "series-free", "as much free as --min-free says", found, f"make room on the disk of {self.place}"
-            )
-
-    def _going(self, whole: dict[str, Found], room: series.Space, untouchable: frozenset[str]) -> series.Going:
-        members = [one.member for one in whole.values()]
-        return series.going(members, self.into.rules, room, time.time(), untouchable)
+            self.pushed = farseries.push(Path(report.data["image"]), reach, self.machine, self.interruption)
+        except TransferFailed as error:
+            error.process = report.process
+            return replace(report, outcome="partial", error=error)
+        removed, notes, findings = farseries.settle(self.pushed, reach, self.name, self.into.rules)
+        self.pushed["removed"] = removed
+        self.notes += notes
+        self.findings += findings
+        return report
 
     def _finished(self, report: Report, base: Path | None) -> Report:
-        done = report.outcome == "ok"
+        done = report.outcome in ("ok", "partial")
         about: dict[str, Any] = {
             "directory": str(self.place),
             "name": self.name,
@@ -177,6 +161,7 @@ class SeriesDump:
             "base": base.name if base is not None and not self.full else None,
             "full": self.full or None,
             "removed": self.removed,
+            "pushed": self.pushed or None,
         }
         data = {**report.data, "series": about}
         if done:
@@ -184,16 +169,6 @@ class SeriesDump:
         return replace(report, data=data, findings=(*report.findings, *(self.findings if done else ())))
 
 
-def _forget(whole: dict[str, Found], name: str) -> None:
-    """An image has gone: its files have as many names less."""
-    gone = whole.pop(name).files
-    for key, one in whole.items():
-        files = {
-            inode: replace(file, links=file.links - gone[inode].names) if inode in gone else file
-            for inode, file in one.files.items()
-        }
-        whole[key] = replace(one, files=files)
-
-
-def _look_at(path: Path) -> str:
-    return f"gpuckpt inspect --verify {os.fspath(path)} says what is wrong; remove it if it is worth nothing"
+def _damaged(found: str, path: Path) -> Finding:
+    hint = f"gpuckpt inspect --verify {path} says what is wrong; remove it if it is worth nothing"
+    return warning("series-damaged", "a whole newest image", found, hint)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt.stores.serving import Server
@@ -14,7 +15,28 @@ if TYPE_CHECKING:
 
 def serve(source: int, sink: int) -> None:
     """Serve one connection. Raises nothing of its own."""
-    Server(link_of_program(source, sink), {"host": _host}).run()
+    Server(link_of_program(source, sink), {"host": _host, "series": _series}).run()
+
+
+def _series(header: dict[str, Any], _payload: memoryview) -> Answer:
+    """What `gpuckpt dump --push` wants done here once the image at `path` has come: the link, and who goes."""
+    from gpuckpt.flows.pruning import Pruning  # noqa: PLC0415  as above
+    from gpuckpt.model import series  # noqa: PLC0415
+    from gpuckpt.model.jsonform import from_json, to_json  # noqa: PLC0415
+    from gpuckpt.stores import series as stored  # noqa: PLC0415
+
+    path, name = Path(str(header["path"])), str(header["name"])
+    rules = from_json(series.Rules, header["rules"])
+    if not path.is_absolute() or not series.is_name(name) or (series.parse(path.name) or ("",))[0] != name:
+        raise ValueError(path)
+    stored.refuse_other_latest(path.parent)
+    pruning = Pruning(path.parent, name, rules)
+    with stored.alone(path.parent, name):
+        if stored.look(path).damage == "":
+            stored.point_latest(path.parent, name, path.name)
+        pruning.prune(path.name)
+    said = {"removed": pruning.removed, "notes": pruning.notes, "findings": to_json(tuple(pruning.findings))}
+    return {}, json.dumps(said).encode()
 
 
 def _host(_header: dict[str, Any], _payload: memoryview) -> Answer:

@@ -55,6 +55,8 @@ class Into:
     """The newest image is the base of the next."""
     full_every_seconds: float = FULL_EVERY_SECONDS
     """How old the last image that shares nothing with older ones may be."""
+    push: Reach | None = None
+    """The directory of another host where a copy of each image shall be."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,11 @@ class Rules:
     keep_within_seconds: float | None = None
     min_free: MinFree | None = None
 
+    def __post_init__(self) -> None:
+        """Another host can send rules: refuse those that no command line gives."""
+        if self.keep is not None and self.keep < 1:
+            raise ValueError(self.keep)
+
 
 @dataclass(frozen=True, slots=True)
 class Space:

@@ -57,6 +57,11 @@ def test_a_series_without_options_keeps_all(flow, gpuckpt, tmp_path):
         ("img --tree 1 --min-free 5%", "--min-free is for a series"),
         ("img --tree 1 --no-base", "--no-base is for a series"),
         ("img --tree 1 --full-every 1d", "--full-every is for a series"),
+        ("img --tree 1 --push h:/d", "--push is for a series"),
+        ("img --tree 1 --ssh-config f", "are for another host"),
+        ("--tree 1 --into d --remote-command x", "are for another host"),
+        ("--tree 1 --into d --push /here", "no host is named"),
+        ("--tree 1 --into d --push h:/d --remote-command=", "--remote-command is empty"),
         *(
             (f"--tree 1 --into d --keep {bad}", "not a number from 1 on")
             for bad in ("0", "-1", "x", "1.5", "9" * 12, "٣")

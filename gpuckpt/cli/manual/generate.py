@@ -45,7 +45,7 @@ TRANSFER = (
     errors.ImageTooNew,
 )
 ENDINGS: dict[str, tuple[type[errors.GpuckptError], ...]] = {
-    "dump": (*ALWAYS, errors.Refused, errors.Busy, errors.DumpFailed, errors.TreeHeld),
+    "dump": (*ALWAYS, errors.Refused, errors.Busy, errors.DumpFailed, errors.TreeHeld, errors.TransferFailed),
     "inspect": (*ALWAYS, errors.Refused, errors.TransferFailed, errors.ImageCorrupt, errors.ImageTooNew),
     "restore": (
         *ALWAYS,

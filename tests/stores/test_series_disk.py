@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuckpt.flows.series import SeriesDump
+from gpuckpt.flows.pruning import Pruning
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import Busy, NotFound, Refused
-from gpuckpt.model.requests import DumpRequest, Into
 from gpuckpt.model.series import MinFree, Rules, member_name
 from gpuckpt.stores import directory
 from gpuckpt.stores import series as stored
@@ -242,12 +241,9 @@ def test_what_killed_runs_left_is_cleared_and_nothing_else(place):
 # Which go, on the disk
 
 
-def prune(place: Path, rules: Rules, newest: Path) -> SeriesDump:
-    class Quiet:
-        caught = None
-
-    work = SeriesDump(DumpRequest(1, place), Into(place, "job", rules), "job", None, Quiet())
-    work._prune(newest.name)
+def prune(place: Path, rules: Rules, newest: Path) -> Pruning:
+    work = Pruning(place, "job", rules)
+    work.prune(newest.name)
     return work
 
 
