@@ -82,7 +82,8 @@ def dump(
 ) -> Report:
     """Save the tree as an image. Raises GpuckptError with what became of the tree.
 
-    `on_published` is called when the image is complete, before the tree ends; where it raises OSError the tree goes on.
+    `on_published` is called when the image is complete, before the tree ends; where it raises GpuckptError the tree
+    goes on.
     """
     runs.refuse_busy(procfs.tree_ids(gather.identify(request.pid)))
     facts = gather.dump_facts(request, machine)
@@ -298,8 +299,7 @@ class DumpWork:
             self._publish(capture, done)
         except (OSError, GpuckptError) as trouble:
             if done["state"] == "running":
-                why, hint = dumporder.cause({}, trouble)
-                raise DumpFailed(f"{why}; the tree runs on", hint) from None
+                raise self._runs_on(*dumporder.cause({}, trouble), trouble) from None
         ended = done["state"] == "gone" and all(one.state == "gone" for one in seen_of(done))
         if done["state"] != "running" and not (ended and self.published and not done["problem"]):
             raise self._error_from(done)

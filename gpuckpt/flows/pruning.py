@@ -57,22 +57,25 @@ class Pruning:
         self.findings.append(warning(check, expected, found, hint))
 
     def _remove_what_goes(self, whole: dict[str, Found]) -> None:
-        """One after the other, oldest first; after one that is in use it is thought over again."""
+        """The oldest first; after one that is in use it is thought over again."""
         room = stored.space(self.place)
         # The link leads to the newest of all series here: never to one of these, unless somebody has set it.
-        untouchable = frozenset({stored.latest_in(self.place)})
-        while (plan := self._plan(whole, room, untouchable)).names and self.may_go_on():
-            name = plan.names[0]
-            gained = whole[name].bytes_unshared
+        untouchable = {stored.latest_in(self.place)}
+        plan = self._plan(whole, room, untouchable)
+        waiting = list(plan.names)
+        while waiting and self.may_go_on():
+            name = waiting.pop(0)
             try:
                 stored.remove(self.place / name)
             except Busy as error:
                 self.notes.append(f"{error.message}: it stays until the next dump")
-                untouchable |= {name}
+                untouchable.add(name)
+                plan = self._plan(whole, room, untouchable)
+                waiting = list(plan.names)
                 continue
             self.removed.append(name)
             # Counted, not asked for: some file systems free what was removed much later.
-            room = replace(room, free_bytes=room.free_bytes + gained)
+            room = replace(room, free_bytes=room.free_bytes + whole[name].bytes_unshared)
             _forget(whole, name)
         if plan.missing_bytes:
             found = f"{plan.missing_bytes >> 20} MiB less, and no older image whose removal frees any"
@@ -80,8 +83,9 @@ class Pruning:
                 "series-free", "as much free as --min-free says", found, f"make room on the disk of {self.place}"
             )
 
-    def _plan(self, whole: dict[str, Found], room: series.Space, untouchable: frozenset[str]) -> series.Going:
-        return series.going([one.member for one in whole.values()], self.rules, room, time.time(), untouchable)
+    def _plan(self, whole: dict[str, Found], room: series.Space, untouchable: set[str]) -> series.Going:
+        members = [one.member for one in whole.values()]
+        return series.going(members, self.rules, room, time.time(), frozenset(untouchable))
 
 
 def _forget(whole: dict[str, Found], name: str) -> None:

@@ -25,7 +25,7 @@ from gpuckpt.flows import capturing, gather
 from gpuckpt.flows import dump as dumping
 from gpuckpt.flows.pruning import Pruning, warning
 from gpuckpt.model import series
-from gpuckpt.model.errors import Refused, TransferFailed
+from gpuckpt.model.errors import DumpFailed, Refused, TransferFailed, in_words
 from gpuckpt.model.report import Finding, Report
 from gpuckpt.stores import series as stored
 from gpuckpt.system import procfs
@@ -81,13 +81,21 @@ class SeriesDump:
             request,
             self.machine,
             self.interruption,
-            lambda: stored.point_latest(self.place, self.name, request.image.name),
+            lambda: self._link(request.image.name),
         )
         if report.outcome == "ok":
             self._judge_base(base, report.data.get("notes", ()))
             self._prune(request.image.name)
             report = self._push(report)
         return self._finished(report, base)
+
+    def _link(self, image: str) -> None:
+        """Before the tree ends: with a link to an older image its newest work would be lost to who restores by it."""
+        try:
+            stored.point_latest(self.place, self.name, image)
+        except OSError as error:
+            why = f"{self.place / series.LATEST} could not be made to lead to it: {in_words(error)}"
+            raise DumpFailed(why, "mend that, then dump again") from None
 
     def _next_name(self) -> str:
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 LATEST = "latest"
 STAMP = "%Y%m%dT%H%M%SZ"
@@ -153,10 +153,12 @@ def going(
     """Which images go. The newest never does, nor does one that is `untouchable` (in use)."""
     ordered = sorted(members, key=lambda member: member.name)
     old = [member for member in ordered[:-1] if member.name not in untouchable]
-    by_rule = [member for member in old if not _stays(member, ordered, rules, now)]
+    counted = {member.name for member in ordered[-rules.keep :]} if rules.keep is not None else set[str]()
+    by_rule = [member for member in old if not _stays(member, counted, rules, now)]
     if rules.min_free is None:
         return Going(_names(by_rule))
-    left = [member for member in old if member not in by_rule]
+    going_anyway = set(_names(by_rule))
+    left = [member for member in old if member.name not in going_anyway]
     missing = rules.min_free.of(space.total_bytes) - space.free_bytes - gain(by_rule)
     for_room, missing = _for_room(by_rule, left, missing)
     return Going(_names(sorted(by_rule + for_room, key=lambda member: member.name)), max(0, missing))
@@ -166,34 +168,40 @@ def _names(members: Iterable[Member]) -> tuple[str, ...]:
     return tuple(member.name for member in members)
 
 
-def _stays(member: Member, ordered: Sequence[Member], rules: Rules, now: float) -> bool:
+def _stays(member: Member, counted: set[str], rules: Rules, now: float) -> bool:
     if rules.keep is None and rules.keep_within_seconds is None:
         return True
-    counted = rules.keep is not None and member in ordered[-rules.keep :]
-    return counted or (rules.keep_within_seconds is not None and now - member.created <= rules.keep_within_seconds)
+    young = rules.keep_within_seconds is not None and now - member.created <= rules.keep_within_seconds
+    return young or member.name in counted
 
 
 def _for_room(gone: Sequence[Member], left: Sequence[Member], missing: int) -> tuple[list[Member], int]:
     """The oldest of those left, as many as are needed; none behind the last whose going gains anything."""
-    before, chosen, useful, still = gain(gone), list[Member](), 0, missing
-    for member in left:
+    useful, still = 0, missing
+    for number, gained in enumerate(_gains([*gone, *left])[len(gone) :], 1):
         if still <= 0:
             break
-        chosen.append(member)
-        now_missing = missing - (gain([*gone, *chosen]) - before)
-        if now_missing < still:
-            useful, still = len(chosen), now_missing
-    return chosen[:useful], still
+        if gained:
+            useful, still = number, still - gained
+    return list(left[:useful]), still
 
 
 def gain(members: Iterable[Member]) -> int:
     """Bytes that are free once these images have gone: only files that nothing else has a name for."""
-    gone: dict[tuple[int, int], File] = {}
+    return sum(_gains(members))
+
+
+def _gains(members: Iterable[Member]) -> list[int]:
+    """What each of them frees if they go in this order."""
+    names: dict[tuple[int, int], int] = {}
+    found = []
     for member in members:
+        freed = 0
         for inode, file in member.files.items():
-            known = gone.get(inode)
-            gone[inode] = file if known is None else replace(known, names=known.names + file.names)
-    return sum(file.bytes for file in gone.values() if file.names >= file.links)
+            names[inode] = names.get(inode, 0) + file.names
+            freed += file.bytes if names[inode] >= file.links else 0
+        found.append(freed)
+    return found
 
 
 def copies(members: Sequence[Files]) -> list[int]:

@@ -278,6 +278,8 @@ def _require_directory(path: Path) -> None:
         raise MachineLacks(f"{path} may not be read by this user", AS_ROOT) from None
     except OSError:
         hint = f"{made}; for a process: --tree {path.name}" if path.name.isdigit() else made
+        if series.parse(path.name) is not None:
+            hint = f"older images of a series go by its rules; the newest is {path.parent / series.LATEST}"
         raise NotFound(f"{path}: no such image", hint) from None
     if not stat.S_ISDIR(mode):
         what = "a file" if stat.S_ISREG(mode) else "no directory"

@@ -100,7 +100,8 @@ def images_in(place: Path) -> list[str]:
 def _may_be_image(path: Path) -> bool:
     if path.name.endswith(directory.PARTIAL_SUFFIX):
         return False
-    return series.parse(path.name) is not None or os.path.lexists(path / manifests.NAME)
+    # Other programs have a manifest.json, too.
+    return series.parse(path.name) is not None or all(os.path.lexists(path / name) for name in (manifests.NAME, "criu"))
 
 
 def _is_directory(path: Path) -> bool:

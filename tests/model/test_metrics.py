@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuckpt.model import metrics
@@ -110,6 +110,7 @@ def test_a_count_that_is_none_begins_anew(count):
     assert value(updated(text, GOOD), "gpuckpt_runs_total") == 1
 
 
+@settings(deadline=None)
 @given(st.text(), st.text(max_size=8), st.text(max_size=8))
 def test_any_name_is_a_label(name, command, phase):
     run = replace(GOOD, name=name, command=command, seconds={phase: 1.0})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuckpt.model import series
@@ -50,11 +50,13 @@ def test_a_default_name_is_a_name(comm, expected):
     assert series.is_name(expected)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=15))
 def test_any_program_has_a_default_name(comm):
     assert series.is_name(series.default_name(comm, 4194303))
 
 
+@settings(deadline=None)
 @given(st.from_regex(r"\A[a-z][a-z0-9.@+-]{0,20}\Z"), st.integers(0, 253402300799))
 def test_what_is_named_is_parsed(name, seconds):
     assert series.parse(series.member_name(name, seconds)) == (name, float(seconds))
@@ -86,6 +88,7 @@ def test_no_name_comes_after_the_last_of_all():
         series.next_name("job", ["job-99991231T235959Z"], NOW)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2_000_000_000), max_size=8), st.integers(0, 2_000_000_000))
 def test_a_new_name_sorts_last_and_is_free(stamps, now):
     taken = [series.member_name("job", stamp) for stamp in stamps]
@@ -234,6 +237,7 @@ some_rules = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(some_members, some_rules, st.sets(st.integers(0, 7)), st.builds(Space, st.integers(0, 300), st.just(500)))
 def test_what_holds_whatever_the_rules_are(members, rules, busy, space):
     untouchable = frozenset(members[number].name for number in busy if number < len(members))
@@ -254,6 +258,7 @@ def test_what_holds_whatever_the_rules_are(members, rules, busy, space):
         assert space.free_bytes + freed + found.missing_bytes == rules.min_free.of(space.total_bytes)
 
 
+@settings(deadline=None)
 @given(some_members, some_rules, st.builds(Space, st.integers(0, 300), st.just(500)))
 def test_pruning_twice_is_pruning_once(members, rules, space):
     found = series.going(members, rules, space, NOW)

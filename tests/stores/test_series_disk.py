@@ -323,6 +323,20 @@ def test_the_oldest_go_until_enough_is_free_and_shared_packs_free_nothing(small_
     assert not work.findings
 
 
+def test_what_has_gone_counts_when_it_is_thought_over_again(small_disk):
+    """The first and the third share a pack: once the first has gone, the third frees it. The second is in use."""
+    images = [make_image(small_disk / member_name("job", NOW + n), 0.05, seed=n, packs=1) for n in range(2)]
+    images.append(make_image(small_disk / member_name("job", NOW + 2), 0.05, seed=2, packs=1, base=images[0]))
+    images += [make_image(small_disk / member_name("job", NOW + n), 0.05, seed=n, packs=1) for n in (3, 4)]
+    first, _, third, *_ = (stored.look(image) for image in images)
+    pack = first.bytes_on_disk - first.bytes_unshared
+    wanted = stored.space(small_disk).free_bytes + first.bytes_unshared + third.bytes_unshared + pack // 2
+    reading = directory.open_image(images[1])
+    work = prune(small_disk, Rules(min_free=MinFree(bytes=wanted)), images[-1])
+    reading.close()
+    assert work.removed == [images[0].name, images[2].name]
+
+
 def test_the_newest_stays_on_a_full_disk_and_the_lack_is_said(small_disk):
     images = members(small_disk, 3)
     work = prune(small_disk, Rules(keep=3, min_free=MinFree(share=0.999)), images[-1])
