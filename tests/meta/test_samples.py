@@ -27,7 +27,9 @@ def words_of(line: str) -> list[str]:
 def understood(argv: list[str]) -> dict:
     """What the parser of the verb makes of it; an option or a value that it does not know is an exception."""
     verb, *arguments = argv
-    return parser(verb).make_context(verb, arguments).params
+    program = parser("")
+    with program.make_context("gpuckpt", [verb, "--help"]) as around:
+        return program.commands[verb].make_context(verb, arguments, parent=around).params
 
 
 def unit(path: Path) -> configparser.ConfigParser:
