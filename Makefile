@@ -1,6 +1,6 @@
 # The commands a developer types. What they do lives in .ci/, pyproject.toml and the tests.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint pytest soak bench gpu-bundle clean
+.PHONY: help setup demo test lint pytest soak crossings bench gpu-bundle clean
 
 VENV := .venv/bin
 
@@ -32,6 +32,9 @@ pytest: lint
 soak: setup ## a thousand dumps and restores with something killed in each (needs root): SOAK="--count 1000 --seed 7 --minutes 90"
 	@if tests/apart -c '' 2>/dev/null; then set -- tests/apart; else set -- $(VENV)/python; fi; \
 	env -u PYTHONDONTWRITEBYTECODE "$$@" tests/soak/soak.py $(SOAK)
+
+crossings: setup ## a migration with each of its processes killed at each of its steps (needs root)
+	$(VENV)/python tests/faults/crossings.py
 
 bench: setup ## gpuckpt against CRIU alone, on this host (needs root): BENCH="--megabytes 2048 --rounds 7"
 	$(VENV)/python tests/bench/bench.py $(BENCH)

@@ -183,6 +183,8 @@ class RestoreFacts:
     """Captured files that lie here -> how they compare with the image's; those that could not be read are missing."""
     leftovers: tuple[str, ...] = ()
     """What an interrupted run left here that can disturb this one, in words."""
+    contents: Mapping[str, bool] | None = None
+    """Files that are here, and were compared with those of the host the job leaves: whether they are the same."""
 
     @property
     def tree(self) -> Tree:

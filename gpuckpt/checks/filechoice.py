@@ -35,14 +35,16 @@ class Choice:
 def chosen_files(request: DumpRequest, tree: Tree) -> Choice:
     """What this dump saves of the tree's open files, by path."""
     if request.capture_files:
-        return _asked(request.capture_files, tree)
+        return _asked(request, tree)
     if not request.leave_running:
         return Choice((), asked=False)
     return _within_limit([file for file in writable_regular_files(tree) if _can_be_captured(file)])
 
 
-def _asked(words: tuple[str, ...], tree: Tree) -> Choice:
-    wanted = [file for file in _candidates(tree) if any(_means(word, file) for word in words)]
+def _asked(request: DumpRequest, tree: Tree) -> Choice:
+    wanted = [file for file in _candidates(tree) if any(_means(word, file) for word in request.capture_files)]
+    if not request.capture_code:
+        wanted = [file for file in wanted if not _is_code(file) and file.build_id is None]
     return Choice(tuple(file for file in wanted if _can_be_captured(file)), asked=True)
 
 
@@ -115,7 +117,7 @@ def _capture(facts: DumpFacts) -> Judgement | None:
     if not words:
         return None
     expected = "files that the tree has open, for --capture-files"
-    idle = {word: why for word in words if (why := _why_idle(word, facts.tree))}
+    idle = {word: why for word in words if (why := _why_idle(word, facts))}
     if not idle:
         return passed(expected, f"{len(chosen_files(facts.request, facts.tree).files)} of them")
     found = listing(f"{word}: {why}" for word, why in idle.items())
@@ -123,12 +125,15 @@ def _capture(facts: DumpFacts) -> Judgement | None:
     return failed(expected, found, hint, "warn" if all(is_pattern(word) for word in idle) else None)
 
 
-def _why_idle(word: str, tree: Tree) -> str:
+def _why_idle(word: str, facts: DumpFacts) -> str:
     """Why a path or pattern names nothing that can be saved; '' where it does."""
+    tree = facts.tree
     meant = [file for file in tree.files if _means(word, file)]
     regular = [file for file in meant if file in _candidates(tree)]
     if any(_can_be_captured(file) for file in regular):
-        return ""
+        if facts.request.capture_code or any(not _is_code(file) and file.build_id is None for file in regular):
+            return ""
+        return "a program or library: those are never carried to another host"
     if regular:
         return "it has the setuid or setgid bit, and a restore gives that to no file"
     if any(file.deleted for file in meant):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
 from gpuckpt.checks.check import Check, Judgement, failed, listing, none_of, passed
@@ -173,6 +173,8 @@ def _owner(facts: RestoreFacts) -> Judgement:
 
 
 def _content(facts: RestoreFacts) -> Judgement:
+    if facts.contents is not None:
+        return _compared(facts, facts.contents)
     captured = captured_open(facts.manifest)
     written = [
         file.path
@@ -185,6 +187,19 @@ def _content(facts: RestoreFacts) -> Judgement:
     ]
     hint = "nobody compares their contents: make sure that they are the files of the dump (rsync -c SOURCE:PATH PATH)"
     return none_of(written, expected="files not written since the dump", hint=hint, fine="the same times")
+
+
+def _compared(facts: RestoreFacts, contents: Mapping[str, bool]) -> Judgement:
+    """Other sizes are named by files-size."""
+    other = [file.path for file, here in pairs(facts) if here.size == file.size and not contents.get(file.path, True)]
+    hint = f"bring the same files here, or take them along: --carry-files {shlex.quote(other[0])}" if other else ""
+    return none_of(
+        other,
+        expected="files with the bytes they have where the job runs",
+        hint=hint,
+        fine="the same",
+        severity="block",
+    )
 
 
 def _captured(facts: RestoreFacts) -> Judgement | None:

@@ -16,6 +16,7 @@ import gpuckpt
 from gpuckpt.cli.dump import dump
 from gpuckpt.cli.failing import fail, interrupt_on_signals
 from gpuckpt.cli.inspect import inspect
+from gpuckpt.cli.migrate import migrate
 from gpuckpt.cli.pull import pull
 from gpuckpt.cli.push import push
 from gpuckpt.cli.restore import restore
@@ -38,6 +39,9 @@ app.command(cls=Verb, short_help="Say what an image, a running tree or this host
 app.command(cls=Verb, short_help="Bring the tree of an image back, or repair one.")(restore)
 app.command(cls=Verb, short_help="Copy an image to another host.")(push)
 app.command(cls=Verb, short_help="Copy an image from another host.")(pull)
+app.command(cls=Verb, short_help="Move a process tree to another host.", options_metavar="--tree PID [OPTIONS]")(
+    migrate
+)
 app.command(cls=Verb, hidden=True)(serve)
 
 

@@ -32,15 +32,7 @@ def dump(
     allow: options.Allow = None,
     keep_argv: options.KeepArgv = False,
     timeout: options.Timeout = None,
-    lock_timeout: Annotated[
-        float,
-        typer.Option(
-            "--lock-timeout",
-            metavar="SECONDS",
-            parser=options.seconds,
-            help="The longest wait for the GPU work a process has begun.",
-        ),
-    ] = 60.0,
+    lock_timeout: options.LockTimeout = 60.0,
     settle: options.Settle = 3.0,
     base: Annotated[
         str | None,
@@ -60,18 +52,8 @@ def dump(
             help="Open files to save into the image (default: writable with --leave-running). May be repeated.",
         ),
     ] = None,
-    level: Annotated[
-        str,
-        typer.Option(
-            "--level", metavar="LEVEL", parser=options.level, help="How hard to compress: -5 (fast) to 19, or none."
-        ),
-    ] = "-1",
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers", metavar="N", parser=options.count, help="Threads that compress (default: one for each core)."
-        ),
-    ] = None,
+    level: options.Level = "-1",
+    workers: options.Workers = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Let CRIU write the image itself: slower, and not compressed.")
     ] = False,

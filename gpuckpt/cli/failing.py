@@ -17,7 +17,7 @@ from gpuckpt.model.report import Outcome, Report
 
 Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
-VERBS = ("dump", "inspect", "restore", "push", "pull")
+VERBS = ("dump", "inspect", "restore", "push", "pull", "migrate")
 OF_ALL_VERBS = ("--json", "--quiet", "-q", "--verbose", "-v", "--config")
 LOOK = "see what the process does with `gpuckpt inspect --tree PID`; then report the traceback"
 

@@ -26,15 +26,25 @@ def draw_plan(report: Report) -> None:
 
 def _subject(report: Report) -> str:
     root, image = report.data.get("root_pid", ""), report.data.get("image", "")
-    joint = {"dump": " to ", "restore": " from "}.get(report.command, " ")
-    return joint.join(filter(None, (str(root), str(image))))
+    joint = {"dump": " to ", "restore": " from ", "migrate": " to "}.get(report.command, " ")
+    return joint.join(filter(None, (str(root), str(image or report.data.get("to", "")))))
 
 
 def _forecast(report: Report) -> Text:
     refusing = sum(finding.blocks for finding in report.findings)
     if refusing or report.error is not None:
         return Text(f"would be refused: {words.count(max(refusing, 1), 'check')} in the way", BAD)
-    return Text("would go ahead; nothing was touched", GOOD)
+    estimate = report.data.get("estimate")
+    return Text(f"would go ahead{_roughly(estimate) if estimate else ''}; nothing was touched", GOOD)
+
+
+def _roughly(estimate: dict[str, float]) -> str:
+    """What a migration would take."""
+    size, rate = words.size(estimate["image_bytes"]), words.size(estimate["bytes_per_second"])
+    stands, sent = words.duration(estimate["downtime_seconds"]), words.duration(estimate["transfer_seconds"])
+    return (
+        f": up to {size} at {rate}/s on one connection, so at most about {stands} of standing still, {sent} of transfer"
+    )
 
 
 def add_findings(sheet: Sheet, findings: Iterable[Finding], *, passes: bool) -> None:

@@ -69,7 +69,12 @@ def _held(data: dict[str, Any], tree: Tree) -> Cell:
         return ""
     what, since = words.safe(interrupted.get("operation", "run")), interrupted.get("since")
     when = f", since {words.moment(since)}" if isinstance(since, (int, float)) and since else ""
-    return Text(f"by an interrupted {what}{when}: gpuckpt restore --tree {tree.root.pid}", BAD)
+    repair = f"gpuckpt restore --tree {tree.root.pid}"
+    given = interrupted.get("given_to")
+    if given:
+        ending = f"kill -KILL {' '.join(str(pid) for pid in tree.pids)}"
+        return Text(f"given to {words.safe(given)}{when}; if it runs there: {ending}; if it does not: {repair}", BAD)
+    return Text(f"by an interrupted {what}{when}: {repair}", BAD)
 
 
 def _dumpable(data: dict[str, Any], report: Report) -> Text:

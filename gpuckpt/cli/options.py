@@ -276,6 +276,11 @@ def location(text: str) -> Location:
     return found
 
 
+def with_colon(text: str) -> str:
+    """USER@HOST where only a host can be meant, as a place on it."""
+    return text if ":" in text else f"{text}:"
+
+
 def elsewhere(text: str) -> Location | None:
     """The host and path that a text names; None for what is here, a name with a colon in it included."""
     return None if os.path.lexists(text) else parse_location(text)
@@ -311,6 +316,23 @@ Timeout = Annotated[
         help="One limit for the whole operation; when it is over, all is undone.",
     ),
 ]
+LockTimeout = Annotated[
+    float,
+    typer.Option(
+        "--lock-timeout",
+        metavar="SECONDS",
+        parser=seconds,
+        help="The longest wait for the GPU work a process has begun.",
+    ),
+]
+Level = Annotated[
+    str,
+    typer.Option("--level", metavar="LEVEL", parser=level, help="How hard to compress: -5 (fast) to 19, or none."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option("--workers", metavar="N", parser=count, help="Threads that compress (default: one for each core)."),
+]
 Settle = Annotated[
     float,
     typer.Option(
@@ -325,6 +347,12 @@ Tree = Annotated[
         parser=pid,
         autocompletion=complete_pid,
         help="The process at the root of the tree.",
+    ),
+]
+TheTree = Annotated[
+    int,
+    typer.Option(
+        "--tree", metavar="PID", parser=pid, autocompletion=complete_pid, help="The process at the root of the tree."
     ),
 ]
 PidFile = Annotated[
@@ -395,6 +423,13 @@ def stream_file(text: str) -> Path:
     link = Path(os.readlink(path)) if path.is_symlink() else path  # noqa: PTH115  one step, as it is written
     path = link if link.is_absolute() else path
     return Path(os.path.realpath(path.parent)) / path.name
+
+
+def far_file(option: str, text: str) -> str:
+    """A path on another host, where nobody is in a directory."""
+    if not text.startswith("/") or "\0" in text:
+        raise UsageError(f"{option} {text}: no absolute path", "name a file of the other host, as /var/log/job.log")
+    return os.path.normpath(text)
 
 
 def check_ids(values: list[str] | None) -> frozenset[str]:

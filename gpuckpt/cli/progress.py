@@ -27,6 +27,9 @@ LABELS = {
     "ready": "watch it run",
     "transfer": "transfer",
     **{name: name.replace("_", "-") + " command" for name in HOOK_PHASES},
+    "judge": "ask the other host",
+    "prepare": "restore there, held",
+    "go": "hand over",
 }
 
 

@@ -141,7 +141,9 @@ def result_lines(report: Report) -> list[str]:
         return [words.safe(command) for command in (report.data.get("extracted") or {}).get("commands", ())]
     if report.outcome == "planned" or "exit_status" in report.data:
         return []
-    said = {"dump": _dumped, "push": _transferred, "pull": _transferred}.get(report.command, _restored)
+    said = {"dump": _dumped, "push": _transferred, "pull": _transferred, "migrate": _migrated}.get(
+        report.command, _restored
+    )
     return [said(report)]
 
 
@@ -160,6 +162,16 @@ def _transferred(report: Report) -> str:
         f"{words.safe(data['deleted'])} removed" if data.get("deleted") else "",
     ]
     return ", ".join(part for part in parts if part)
+
+
+def _migrated(report: Report) -> str:
+    data = report.data
+    parts = [f"moved {_tree(data)} to {words.safe(data.get('to', '?'))}"]
+    if data.get("bytes_sent"):
+        rate = words.rate(data["bytes_sent"], (data.get("seconds") or {}).get("transfer"))
+        parts.append(f"{words.size(data['bytes_sent'])} sent{f' at {rate}' if rate else ''}")
+    stood = data.get("downtime_seconds")
+    return f"{', '.join(parts)}; it runs there" + (f", and stood still for {words.duration(stood)}" if stood else "")
 
 
 def _dumped(report: Report) -> str:

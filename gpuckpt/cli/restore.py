@@ -10,6 +10,7 @@ import typer
 from gpuckpt.cli import options
 from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.reaching import TO_CARRY, Ways, with_ways
+from gpuckpt.cli.readyoptions import ColdStart, ReadyCmd, ReadyHttp, ReadyTcp, ReadyTimeout
 from gpuckpt.cli.session import Listener, carry_out
 from gpuckpt.model.errors import UsageError
 from gpuckpt.model.location import Location
@@ -91,45 +92,11 @@ def restore(
         str | None, options.hook("post-restore", "Run this last, whatever came of the restore; it is told what.")
     ] = None,
     hook_timeout: options.HookTimeout = 60.0,
-    ready_cmd: Annotated[
-        str | None,
-        typer.Option(
-            "--ready-cmd", metavar="COMMAND", help="The tree is ready when this ends with 0. Tried repeatedly."
-        ),
-    ] = None,
-    ready_http: Annotated[
-        str | None,
-        typer.Option(
-            "--ready-http",
-            metavar="URL",
-            parser=options.url,
-            help="The tree is ready when this is answered with 2xx or 3xx.",
-        ),
-    ] = None,
-    ready_tcp: Annotated[
-        str | None,
-        typer.Option(
-            "--ready-tcp",
-            metavar="HOST:PORT",
-            parser=options.address,
-            help="The tree is ready when this takes a connection.",
-        ),
-    ] = None,
-    ready_timeout: Annotated[
-        float,
-        typer.Option(
-            "--ready-timeout", metavar="SECONDS", parser=options.limit, help="How long it may take to become ready."
-        ),
-    ] = 60.0,
-    cold_start_seconds: Annotated[
-        float | None,
-        typer.Option(
-            "--cold-start-seconds",
-            metavar="SECONDS",
-            parser=options.limit,
-            help="How long a start from nothing takes: shown beside how long this took.",
-        ),
-    ] = None,
+    ready_cmd: ReadyCmd = None,
+    ready_http: ReadyHttp = None,
+    ready_tcp: ReadyTcp = None,
+    ready_timeout: ReadyTimeout = 60.0,
+    cold_start_seconds: ColdStart = None,
     metrics_file: options.MetricsFile = None,
     force_program: options.ForceProgram = False,
     as_json: options.Json = False,

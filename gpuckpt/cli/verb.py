@@ -12,7 +12,7 @@ from typer.core import TyperCommand, TyperOption
 
 from gpuckpt.cli.config import OF_ONE_RUN, Configuration, Option, Table, configuration
 from gpuckpt.cli.configfile import read_files
-from gpuckpt.cli.options import elsewhere
+from gpuckpt.cli.options import elsewhere, location, with_colon
 from gpuckpt.model.errors import GpuckptError, UsageError
 from gpuckpt.model.location import Location
 
@@ -61,7 +61,7 @@ class Verb(TyperCommand):
         found = configuration(files, _judges(ctx))
         options = _options_of(self)
         repairs = self.name == "restore" and typed.get("tree") is not None
-        settings = found.for_run(str(self.name), options, _place(typed), repairs=repairs)
+        settings = found.for_run(str(self.name), options, _place(str(self.name), typed), repairs=repairs)
         ctx.meta[CONFIGURATION] = found, settings
         ctx.default_map = {options[name].name: setting.value for name, setting in settings.items()}
 
@@ -122,12 +122,12 @@ def _judge(ctx: Any, item: Any) -> Option:
     )
 
 
-def _place(typed: Mapping[str, Any]) -> Location | None:
+def _place(command: str, typed: Mapping[str, Any]) -> Location | None:
     """The other host that was typed. What makes no sense is refused by the command, in its own words."""
     for name in PLACES:
         if isinstance(typed.get(name), str):
             try:
-                where = elsewhere(typed[name])
+                where = location(with_colon(typed[name])) if command == "migrate" else elsewhere(typed[name])
             except GpuckptError:
                 continue
             if where is not None:

@@ -161,17 +161,24 @@ class Run:
     def _attempt(self, open_ends: Callable[[], Ends]) -> tuple[str, str]:
         ends = self._opened(open_ends)
         try:
-            parts = ends.offer.manifest.parts
-            held = ends.arrival.held()
-            if self.tally.skipped is None:
-                self.tally.skipped = directory.sizes(parts) if ends.arrival.already else held_bytes(parts, held)
-            if not ends.arrival.already:
-                self._timed("transfer", lambda: self._send(ends, missing_pieces(parts, held)))
-            self._timed("verify", lambda: self._verify(ends))
-            return ends.arrival.place, self._timed("publish", lambda: self._at_length(ends.far, ends.arrival.publish))
+            return self.through(ends)
         finally:
             ends.arrival.close()
             ends.far.close()
+
+    def through(self, ends: Ends) -> tuple[str, str]:
+        """One attempt between these ends, which stay open. Returns the image's place and by what it was verified.
+
+        Raises LinkLost, NotReached, OSError, GpuckptError, and what the interruption raises.
+        """
+        parts = ends.offer.manifest.parts
+        held = ends.arrival.held()
+        if self.tally.skipped is None:
+            self.tally.skipped = directory.sizes(parts) if ends.arrival.already else held_bytes(parts, held)
+        if not ends.arrival.already:
+            self._timed("transfer", lambda: self._send(ends, missing_pieces(parts, held)))
+        self._timed("verify", lambda: self._verify(ends))
+        return ends.arrival.place, self._timed("publish", lambda: self._at_length(ends.far, ends.arrival.publish))
 
     def _opened(self, open_ends: Callable[[], Ends]) -> Ends:
         """Connect, without making a signal wait for a host that does not answer."""

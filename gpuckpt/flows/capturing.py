@@ -23,6 +23,7 @@ from gpuckpt.system.hostsettings import PIPE_SIZE
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from gpuckpt.flows.farpacks import FarPacks
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.images.cuts import Cuts
     from gpuckpt.images.sharing import Base
@@ -132,6 +133,8 @@ class Streamed:
     run_directory: Path
     notes: list[str]
     """What is found out on the way goes there."""
+    far: FarPacks | None = None
+    """The packs grow on another host."""
     streamed: bool = True
     _seen_bytes: int = 0
     _seen_at: float = field(default_factory=time.monotonic)
@@ -172,7 +175,7 @@ class Streamed:
         with _telling():
             captured = self.capture.finish()
         going_on()
-        joined = sharing.join(captured, self.base, self.packs)
+        joined = sharing.join(captured, self.base, self.packs, elsewhere=self.far is not None)
         raw = packs.encode(joined.index)
         if len(raw) > MAX_INDEX_BYTES:
             raise DumpFailed("the memory is in more pieces than an index can hold", "dump with --plain")
@@ -201,9 +204,13 @@ class Streamed:
     def abort(self) -> None:
         """Close the pipes: CRIU's next write fails."""
         self.capture.fail()
+        if self.far is not None:
+            self.far.cut()
 
     def close(self) -> None:
         """End the threads."""
+        if self.far is not None:
+            self.far.cut()
         self.capture.close()
         self._put_pipe_limit_back()
 
@@ -230,13 +237,22 @@ def _write(path: Path, raw: bytes) -> None:
 
 
 def prepare(
-    request: DumpRequest, program: CriuProgram, run: Run, partial: PartialImage, base: Image | None, notes: list[str]
+    request: DumpRequest,
+    program: CriuProgram,
+    run: Run,
+    partial: PartialImage,
+    base: Image | None,
+    notes: list[str],
+    far: FarPacks | None = None,
 ) -> Capturing:
-    """The way this dump goes; when it cannot be the streamed one, `notes` gets the reason. Raises OSError."""
+    """The way this dump goes; when it cannot be the streamed one, `notes` gets the reason. Raises OSError.
+
+    With `far` the packs of a streamed one grow on another host.
+    """
     why = "--plain" if request.plain else why_not_streamed(program)
     if not why:
         try:
-            return _streamed(request, run, partial, base, notes)
+            return _streamed(request, run, partial, base, notes, far)
         except OSError as error:
             if error.filename is not None and Path(str(error.filename)).is_relative_to(partial.path):
                 raise  # the image's own file system: the plain path would fail there too
@@ -254,8 +270,11 @@ def why_not_streamed(program: CriuProgram) -> str:
     return "" if numbers >= STREAM_SINCE else f"CRIU {program.version} has no --stream"
 
 
-def _streamed(request: DumpRequest, run: Run, partial: PartialImage, base: Image | None, notes: list[str]) -> Streamed:
-    settings = Settings(request.workers or default_workers(), request.level, digest_later=request.leave_running)
+def _streamed(
+    request: DumpRequest, run: Run, partial: PartialImage, base: Image | None, notes: list[str], far: FarPacks | None
+) -> Streamed:
+    workers = far.count if far is not None else request.workers or default_workers()
+    settings = Settings(workers, request.level, digest_later=request.leave_running)
     images, target = run.directory / "stream", partial.path / "packs"
     images.mkdir(mode=0o700)
     target.mkdir(mode=0o700)
@@ -267,6 +286,7 @@ def _streamed(request: DumpRequest, run: Run, partial: PartialImage, base: Image
             partial.criu,
             target,
             settings,
+            open_pack=far.open if far is not None else None,
             cuts_for=lambda pid: _cuts(pid, shared),
             known=shared.known() if shared is not None else None,
         )
@@ -274,7 +294,7 @@ def _streamed(request: DumpRequest, run: Run, partial: PartialImage, base: Image
         hostchanges.put_back(run.directory, (PIPE_SIZE,))
         shutil.rmtree(target, ignore_errors=True)
         raise
-    return Streamed(images, capture, target, shared, run.directory, notes)
+    return Streamed(images, capture, target, shared, run.directory, notes, far)
 
 
 def default_workers() -> int:

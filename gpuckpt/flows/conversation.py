@@ -8,7 +8,7 @@ from gpuckpt.model.facts import ProcessId
 from gpuckpt.model.jsonform import from_json
 from gpuckpt.model.report import Event
 from gpuckpt.owner.handle import OwnerHandle
-from gpuckpt.owner.messages import PeerGone, RepairOrder, Seen, TreeOrder
+from gpuckpt.owner.messages import Given, PeerGone, RepairOrder, Seen, TreeOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,12 +77,21 @@ def tell(handle: OwnerHandle, word: str, **content: Any) -> None:
 
 
 def repair_with_second_owner(
-    run: Run, tree: TreeOrder, machine: Machine, *, left_behind: str | None, force_program: bool
+    run: Run,
+    tree: TreeOrder,
+    machine: Machine,
+    *,
+    left_behind: str | None,
+    force_program: bool,
+    given: Given = "resume",
 ) -> dict[str, Any] | None:
-    """Let a fresh owner look at the tree and do what is right; its report, or None when it died too."""
+    """Let a fresh owner look at the tree and do what is right; its report, or None when it died too.
+
+    `given`: what becomes of a tree that was given to another host, where the journal cannot know.
+    """
     directory = run.directory / "repair"
     directory.mkdir(mode=0o700, exist_ok=True)
-    order = RepairOrder(str(directory), left_behind, tree, deadline_seconds=None, force_program=force_program)
+    order = RepairOrder(str(directory), left_behind, tree, None, force_program, given)
     with OwnerHandle(run) as handle:
         try:
             handle.give(order)

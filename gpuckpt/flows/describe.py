@@ -112,9 +112,14 @@ def _inspect_tree(pid: int, request: InspectRequest, machine: Machine) -> Report
         "host": to_json(facts.host),
         "dumpable": "no" if checks.blocking(findings) else "yes",
         "estimate_bytes": estimate_bytes(facts.tree),
-        "interrupted": None if leftover is None else {"operation": leftover.operation, "since": leftover.since},
+        "interrupted": None if leftover is None else _interrupted(leftover),
     }
     return Report("inspect", "ok", "untouched", data, findings)
+
+
+def _interrupted(leftover: runs.Leftover) -> dict[str, Any]:
+    """What held the tree. One that was given away is another's to end: who resumes it here must know that."""
+    return {"operation": leftover.operation, "since": leftover.since, "given_to": leftover.given_to}
 
 
 def estimate_bytes(tree: Tree) -> int:

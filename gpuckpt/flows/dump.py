@@ -51,7 +51,7 @@ from gpuckpt.model.manifest import CudaSuspension, Manifest
 from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.owner import journal, runs
 from gpuckpt.owner.handle import OWNER_LOG, OwnerHandle
-from gpuckpt.owner.messages import DumpOrder, PeerGone, TreeOrder
+from gpuckpt.owner.messages import DumpOrder, Given, PeerGone, TreeOrder
 from gpuckpt.stores import directory
 from gpuckpt.system import procfs
 
@@ -60,6 +60,7 @@ if TYPE_CHECKING:
 
     from gpuckpt.checks.facts import DumpFacts
     from gpuckpt.flows.capturing import Capturing, Content
+    from gpuckpt.flows.farpacks import FarPacks
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
     from gpuckpt.flows.openfiles import SavedFiles
@@ -168,6 +169,11 @@ class DumpWork:
     notes: list[str] = field(default_factory=list)
     on_published: Callable[[], None] = lambda: None
     published: bool = False
+    image_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    given: Given = "resume"
+    """What becomes of the tree when the owner is killed and the journal cannot tell: a migration knows more."""
+    far: FarPacks | None = None
+    """A migration's: where its packs grow."""
     manifest: Manifest | None = None
     way: Capturing = field(init=False)
     """How the images reach the disk."""
@@ -204,14 +210,17 @@ class DumpWork:
             finally:
                 self.way.close()
         finally:
-            if not self.published:
-                partial.discard()
+            self._put_away(partial)
+
+    def _put_away(self, partial: PartialImage) -> None:
+        if not self.published:
+            partial.discard()
 
     def _prepare(self, partial: PartialImage) -> Capturing:
         known = len(self.notes)
         try:
             program = self.facts.host.criu
-            way = capturing.prepare(self.request, program, self.run, partial, self.base, self.notes)
+            way = capturing.prepare(self.request, program, self.run, partial, self.base, self.notes, self.far)
         except OSError as error:
             raise DumpFailed(*dumporder.cause({}, error)) from None
         for note in self.notes[known:]:
@@ -235,8 +244,7 @@ class DumpWork:
             owner.give(self._order())
             try:
                 capture = self._captured(owner, partial)
-                if not self.request.leave_running:
-                    self._publish(capture, None)
+                self._at_gate(owner, capture)
             except (OSError, BrokenOff, GpuckptError) as trouble:
                 return self._abort(owner, trouble)
             self.litter = () if self.request.leave_running else captured_files.litter(capture.saved)
@@ -248,6 +256,14 @@ class DumpWork:
             self.way.abort()
             return self._repair()
 
+    def _at_gate(self, _owner: OwnerHandle, capture: Capture) -> None:
+        """What must have happened before CRIU may pass. A failure here lets the tree go on."""
+        if not self.request.leave_running:
+            self._publish(capture, None)
+
+    def _keep_alive(self) -> None:
+        """Called while the capture goes on; may raise GpuckptError."""
+
     def _order(self) -> DumpOrder:
         left = self.interruption.left_seconds()
         return dumporder.order(self.request, self.facts, self.run, self.way.images, left, stream=self.way.streamed)
@@ -258,6 +274,7 @@ class DumpWork:
         def report_progress() -> None:
             if self.way.made_progress():
                 tell(owner, "progress")
+            self._keep_alive()
 
         words = ("captured", "giving-up")
         said = hear(owner, words, self.machine, self.interruption, meanwhile=report_progress)
@@ -311,14 +328,23 @@ class DumpWork:
 
     def _publish(self, capture: Capture, done: dict[str, Any] | None) -> None:
         """Digest, write down, sync, rename. `done` is the owner's word when the tree goes on already."""
+        check = self.interruption.check if done is None else lambda: None
+        raw = self._compose(capture, done, check, capture.partial.sync_parts)
+        capture.partial.publish(raw)
+        self.published = True
+        self.on_published()
+
+    def _compose(
+        self, capture: Capture, done: dict[str, Any] | None, check: Callable[[], None], seal: Callable[[], None]
+    ) -> bytes:
+        """Finish all parts, `seal` them, and make the manifest. Raises GpuckptError, OSError, what `check` raises."""
         began = time.monotonic()
         self.machine.listener(Event("publish", "begin"))
-        check = self.interruption.check if done is None else lambda: None
         partial = capture.partial
         refuse_other_processes(partial.criu, capture.tree)
         content = self.way.content(partial, check)
         _copy_log(Path(capture.said["log"]), partial.path / "criu-dump.log")
-        partial.sync_parts()
+        seal()
         check()
         seconds = {**capture.said["seconds"], **(done["seconds"] if done else {})}
         seconds |= {"files": capture.files.seconds} if capture.files.files else {}
@@ -327,9 +353,7 @@ class DumpWork:
         raw = manifests.encode(self.manifest)
         # What cannot be read again may not be called an image: the tree goes on.
         manifests.decode(raw, str(self.request.image / manifests.NAME))
-        partial.publish(raw)
-        self.published = True
-        self.on_published()
+        return raw
 
     def _manifest(
         self,
@@ -344,7 +368,7 @@ class DumpWork:
         return Manifest(
             format=manifests.FORMAT,
             requires=(*content.requires, *(("open-files",) if capture.files.files else ())),
-            image_id=uuid.uuid4().hex,
+            image_id=self.image_id,
             created=created,
             gpuckpt=__version__,
             host=self.facts.host,
@@ -472,6 +496,7 @@ class DumpWork:
             self.machine,
             left_behind=str(self.run.directory),
             force_program=self.request.force_program,
+            given=self.given,
         )
         trouble = trouble or self._broken_off()  # what killed the owner may have been meant for all of us
         if message is None and not journal.read(self.run.directory).has("order"):

@@ -229,7 +229,7 @@ def restore_facts(
     """All that a restore of this manifest is judged by."""
     here = host(machine)
     tcp = request.tcp or manifest.tcp
-    image = request.image.stat()
+    image = request.image.stat() if request.image.exists() else None  # a migration's is still on its way
     # With --wait the tree stays in our cgroup; else it gets one of its own, without a limit.
     rooms = [room.free_bytes for room in _cgroup_rooms(os.getpid())] if request.wait else []
     return RestoreFacts(
@@ -242,8 +242,8 @@ def restore_facts(
         ports_in_use=procfs.ports_in_use(needed_ports(manifest, tcp)),
         missing_addresses=procfs.missing_addresses(needed_addresses(manifest, tcp)),
         free_memory_bytes=min([here.memory_available_bytes, *rooms]),
-        image_mode=image.st_mode,
-        image_owner=image.st_uid,
+        image_mode=image.st_mode if image else None,
+        image_owner=image.st_uid if image else None,
         unsafe_ancestors=unsafe_places(request.image, os.geteuid()),
         gpu_holders=_gpu_holders(here) if manifest.cuda else {},
         lsm=procfs.security_modules(),

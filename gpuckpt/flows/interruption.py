@@ -28,14 +28,17 @@ class Interruption:
     def __init__(self, timeout_seconds: float | None) -> None:
         self._deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         self.caught: int | None = None
+        self._broken_off = ""
 
     def left_seconds(self) -> float | None:
         """Seconds until the deadline; None without one."""
         return None if self._deadline is None else max(0.1, self._deadline - time.monotonic())
 
     def check(self) -> None:
-        """Raise BrokenOff if a signal came or the deadline has passed."""
+        """Raise BrokenOff if a signal came, the deadline has passed, or another thread wants the end."""
         self.check_signals()
+        if self._broken_off:
+            raise BrokenOff(self._broken_off)
         if self._deadline is not None and time.monotonic() > self._deadline:
             raise BrokenOff("the deadline (--timeout) passed")
 
@@ -43,6 +46,10 @@ class Interruption:
         """Raise BrokenOff if a signal came, whatever the time."""
         if self.caught is not None:
             raise BrokenOff(f"{signal.Signals(self.caught).name} came", self.caught)
+
+    def break_off(self, why: str) -> None:
+        """From any thread: whoever waits for this is gone."""
+        self._broken_off = why
 
     def _note(self, number: int, _frame: object) -> None:
         self.caught = number

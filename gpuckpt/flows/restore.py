@@ -20,7 +20,7 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuckpt import checks
 from gpuckpt.flows import gather, hooks, imagesource, injecting, openfiles, readiness, settle
@@ -77,15 +77,31 @@ NO_CUDA = "--huge-pages did nothing: no process of the image uses CUDA"
 OWNER_KILLED = "the process that held the tree (the owner) was killed"
 
 
-def restore(request: RestoreRequest, machine: Machine, interruption: Interruption) -> Report:
+class Departure(Protocol):
+    """In a migration: who says when the tree that stands ready here may run."""
+
+    transaction: str
+
+    def ready(self) -> None:
+        """It stands ready; returns when it may run. Raises BrokenOff."""
+
+    def running(self) -> None:
+        """It runs."""
+
+
+def restore(
+    request: RestoreRequest, machine: Machine, interruption: Interruption, departure: Departure | None = None
+) -> Report:
     """Bring an image back. Raises GpuckptError with what became of it."""
     began = time.monotonic()
     require_places(request.stdio)
     with imagesource.opened(request, machine, interruption) as source:
-        return _restore(source, machine, interruption, began)
+        return _restore(source, machine, interruption, began, departure)
 
 
-def _restore(source: ImageSource, machine: Machine, interruption: Interruption, began: float) -> Report:
+def _restore(
+    source: ImageSource, machine: Machine, interruption: Interruption, began: float, departure: Departure | None
+) -> Report:
     request, image = source.request, source.image
     machine.listener(Event("verify", "begin"))
     _untouched(lambda: source.verify(interruption))
@@ -110,7 +126,9 @@ def _restore(source: ImageSource, machine: Machine, interruption: Interruption, 
         return Report("restore", "planned", "untouched", plan, findings)
     _untouched(lambda: source.complete(interruption))
     run = runs.begin("restore", image.manifest.tree.ids, tell=repairing.teller(machine, notes))
-    work = RestoreWork(source, machine, interruption, facts, findings, run, began, seen, notes=notes)
+    work = RestoreWork(
+        source, machine, interruption, facts, findings, run, began, seen, notes=notes, departure=departure
+    )
     try:
         return work.still_there(work.hooked.carry_out(work.look_again, work.perform))
     finally:
@@ -167,6 +185,7 @@ class RestoreWork:
     notes: list[str] = field(default_factory=list)
     packed: PackedMemory | None = None
     lean: LeanDirectory | None = None
+    departure: Departure | None = None
 
     @property
     def request(self) -> RestoreRequest:
@@ -226,6 +245,8 @@ class RestoreWork:
                 try:
                     said = self._build(owner)
                     came_up = True
+                    if self.departure is not None:
+                        self.departure.running()
                     self.notes += self.files.keep() if self.files is not None else []
                     return self._watch(owner, said)
                 finally:
@@ -267,6 +288,8 @@ class RestoreWork:
             if self.lean is not None and self.lean.plan is not None:
                 hear(owner, ("held",), self.machine, self.interruption, meanwhile=self.source.keep_alive)
                 self._inject(owner, self.lean.plan)
+            if self.departure is not None:
+                return self._depart(owner, self.departure)
             return hear(owner, ("restored",), self.machine, self.interruption)
         except BrokenOff as trouble:
             return self._abort(owner, trouble)
@@ -274,6 +297,13 @@ class RestoreWork:
             raise self._error_from(last.message) from None
         except (OwnerGone, PeerGone):
             return self._repair()
+
+    def _depart(self, owner: OwnerHandle, departure: Departure) -> dict[str, Any]:
+        """Wait until the other host has given it away. From then on its owner decides, and nothing breaks it off."""
+        hear(owner, ("prepared",), self.machine, self.interruption)
+        departure.ready()
+        tell(owner, "go")
+        return hear(owner, ("restored",), self.machine)
 
     def _inject(self, owner: OwnerHandle, plan: MemoryPlan) -> None:
         """Fill the held tree; where that fails the owner ends it, before an instruction of it has run."""
@@ -336,6 +366,7 @@ class RestoreWork:
             force_program=self.request.force_program,
             lean=self.lean.plan is not None,
             huge_pages=self.request.huge_pages,
+            transaction=self.departure.transaction if self.departure is not None else "",
         )
 
     def _tree_order(self) -> TreeOrder:

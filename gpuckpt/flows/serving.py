@@ -1,4 +1,4 @@
-"""The far side of push, pull and inspect: answers another gpuckpt until it goes."""
+"""The far side of push, pull, inspect and migrate: answers another gpuckpt until it goes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,43 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuckpt.model.migration import QUESTIONS
 from gpuckpt.stores.serving import Server
 from gpuckpt.system.links import link_of_program
 
 if TYPE_CHECKING:
+    from gpuckpt.flows.receiving import Receiver
     from gpuckpt.stores.serving import Answer
+    from gpuckpt.system.links import Link
 
 
 def serve(source: int, sink: int) -> None:
     """Serve one connection. Raises nothing of its own."""
-    Server(link_of_program(source, sink), {"host": _host, "series": _series}).run()
+    link = link_of_program(source, sink)
+    migration = _Migration(link)
+    try:
+        Server(link, {"host": _host, "series": _series, **dict.fromkeys(QUESTIONS, migration.answer)}).run()
+    finally:
+        migration.close()
+
+
+class _Migration:
+    """Loaded where it is asked for: each connection of a push is a program of its own that has to start."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._receiver: Receiver | None = None
+
+    def answer(self, header: dict[str, Any], payload: memoryview) -> Answer:
+        if self._receiver is None:
+            from gpuckpt.flows.receiving import Receiver  # noqa: PLC0415
+
+            self._receiver = Receiver(self._link)
+        return self._receiver.answer(header, payload)
+
+    def close(self) -> None:
+        if self._receiver is not None:
+            self._receiver.close()
 
 
 def _series(header: dict[str, Any], _payload: memoryview) -> Answer:
@@ -41,7 +68,6 @@ def _series(header: dict[str, Any], _payload: memoryview) -> Answer:
 
 def _host(_header: dict[str, Any], _payload: memoryview) -> Answer:
     """What `gpuckpt inspect` says of this host."""
-    # Loaded where it is asked for: each connection of a push is a program of its own that has to start.
     from gpuckpt.flows import describe  # noqa: PLC0415
     from gpuckpt.flows.interruption import Interruption  # noqa: PLC0415
     from gpuckpt.flows.machine import this_machine  # noqa: PLC0415

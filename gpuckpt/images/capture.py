@@ -24,7 +24,7 @@ from gpuckpt.images import streaming
 from gpuckpt.images.captureworker import READ_BYTES, Pages, Place, Small, SmallFile, Worker
 from gpuckpt.images.cuts import Cuts
 from gpuckpt.images.intake import Intake, Source
-from gpuckpt.images.packs import DEFAULT_LEVEL, PackFile, PackWriter
+from gpuckpt.images.packs import DEFAULT_LEVEL, PackFile, PackSink, PackWriter
 
 if TYPE_CHECKING:
     import socket
@@ -71,11 +71,13 @@ class Capture:
         packs: Path,
         settings: Settings,
         *,
+        open_pack: Callable[[int], PackSink] | None = None,
         cuts_for: Callable[[int], Cuts | None] = lambda _: None,
         known: Mapping[bytes, Place] | None = None,
     ) -> None:
         """Listen in `sockets`, CRIU's images directory; both other directories exist and are empty.
 
+        `open_pack` gives each worker its pack, by the worker's number; without it they grow in `packs`.
         `cuts_for` says where to cut the pages of a process; `known` are frames that need not be written.
         Raises OSError.
         """
@@ -84,7 +86,7 @@ class Capture:
         self.doors = streaming.Doors()
         self.known: dict[bytes, Place] = dict(known or {})
         self.intake = Intake(self.stop, self._pages_ended)
-        self.to_sync: SimpleQueue[PackWriter | None] = SimpleQueue()
+        self.to_sync: SimpleQueue[PackSink | None] = SimpleQueue()
         self.error: BaseException | None = None
         self.raw_bytes = 0
         """Taken so far, to show that there is progress."""
@@ -105,10 +107,14 @@ class Capture:
         self.doors.add(self._listener.fileno())
         try:
             for number in range(settings.workers):
-                self._workers.append(Worker(self, number, packs))
+                pack = open_pack(number) if open_pack is not None else self._local_pack(packs, number)
+                self._workers.append(Worker(self, number, pack))
         except BaseException:
             self.close()
             raise
+
+    def _local_pack(self, directory: Path, number: int) -> PackWriter:
+        return PackWriter(directory, number, digest_at_once=not self.settings.digest_later)
 
     def start(self) -> None:
         """Start the threads: from here on CRIU is served."""

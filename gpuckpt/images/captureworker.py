@@ -12,7 +12,7 @@ import blake3
 from gpuckpt.images import streaming
 from gpuckpt.images.cuts import Cuts
 from gpuckpt.images.packindex import FRAME_BYTES, ZERO, Frame, PackFile
-from gpuckpt.images.packs import FrameCoder, PackWriter, digest_of, is_zero, page_aligned
+from gpuckpt.images.packs import FrameCoder, PackSink, digest_of, is_zero, page_aligned
 from gpuckpt.model.errors import ImageCorrupt
 
 if TYPE_CHECKING:
@@ -70,11 +70,11 @@ class Pages:
 class Worker(threading.Thread):
     """Turns frames into stored bytes, one after the other."""
 
-    def __init__(self, capture: Capture, number: int, directory: Path) -> None:
+    def __init__(self, capture: Capture, number: int, pack: PackSink) -> None:
         super().__init__(name=f"capture-{number}", daemon=True)
         self._capture = capture
         self._number = number
-        self._pack = PackWriter(directory, number, digest_at_once=not capture.settings.digest_later)
+        self._pack = pack
         self._synced = 0
         self._coder = FrameCoder(capture.settings.level)
         self._buffer = page_aligned(FRAME_BYTES)

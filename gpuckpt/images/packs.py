@@ -15,7 +15,7 @@ import mmap
 import os
 import stat
 import threading
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import blake3
 import zstandard
@@ -49,6 +49,7 @@ __all__ = [
     "Index",
     "PackFile",
     "PackReader",
+    "PackSink",
     "PackWriter",
     "Window",
     "decode",
@@ -112,6 +113,25 @@ class FrameCoder:
         if len(packed) > len(raw) - len(raw) // WORTH - 1:
             return raw, False
         return packed, True
+
+
+class PackSink(Protocol):
+    """A pack under work, wherever it grows. One for each thread."""
+
+    size: int
+    """Bytes so far."""
+
+    def append(self, stored: memoryview | bytes) -> int:
+        """Take a frame's stored bytes; returns where they begin. Raises OSError, GpuckptError."""
+
+    def sync(self) -> None:
+        """From another thread: bring what came so far to the disk. Raises OSError."""
+
+    def finish(self) -> PackFile | None:
+        """It is complete; None where nothing came. Raises OSError, GpuckptError."""
+
+    def discard(self) -> None:
+        """It is not wanted."""
 
 
 class PackWriter:

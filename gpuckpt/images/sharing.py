@@ -56,9 +56,10 @@ class Joined:
     notes: list[str] = field(default_factory=list)
 
 
-def join(captured: Captured, base: Base | None, directory: Path) -> Joined:
+def join(captured: Captured, base: Base | None, directory: Path, *, elsewhere: bool = False) -> Joined:
     """Bring what the frames of a capture need of its base into `directory`, and make the index.
 
+    With `elsewhere` the packs are on another host, which has the base's too and brings them together itself.
     Raises OSError, ImageCorrupt.
     """
     windows = [window for cuts in captured.cuts for window in cuts.windows]
@@ -67,7 +68,10 @@ def join(captured: Captured, base: Base | None, directory: Path) -> Joined:
     files: dict[str, tuple[Frame, ...]] = captured.files
     if base is not None:
         packs += base.index.packs
-        files = _take_over(files, packs, base, directory, joined)
+        if elsewhere:
+            joined.shared = sum(base.index.packs[number - base.first].size for number in _used(files, base.first))
+        else:
+            files = _take_over(files, packs, base, directory, joined)
     joined.index = settled(files, packs, windows)
     return joined
 

@@ -116,6 +116,15 @@ class TransferFailed(GpuckptError):
     meaning = "transfer failed; the same command continues it"
 
 
+class GoUnanswered(GpuckptError):
+    """A migration's `go` was sent, and nobody knows whether the job runs on the other host."""
+
+    code = "go-unanswered"
+    status = 51
+    meaning = "migrate: `go` was sent and not answered; the job is held here"
+    process: ProcessState = "frozen"
+
+
 class ImageCorrupt(GpuckptError):
     """The image is incomplete or corrupt; the message names the part."""
 

@@ -21,6 +21,7 @@ PHASES = (
     *("lock", "gpu_to_host", "freeze", "capture", "files", "publish", "resume"),
     *("criu", "inject", "host_to_gpu", "ready", "transfer"),
     *HOOK_PHASES,
+    *("judge", "prepare", "go"),
 )
 
 
@@ -105,11 +106,13 @@ class Event:
     done_bytes: int | None = None
     total_bytes: int | None = None
     seconds: float | None = None
+    job_is_on: str | None = None
+    """In a migration: the host that owns the job from now on, as it names itself; 'unknown' where nobody can tell."""
 
     def to_json(self) -> dict[str, Any]:
         """One JSON line on stderr; unset fields are left out."""
         out: dict[str, Any] = {"event": self.phase, "state": self.state}
-        for name in ("message", "done_bytes", "total_bytes", "seconds"):
+        for name in ("message", "done_bytes", "total_bytes", "seconds", "job_is_on"):
             value = getattr(self, name)
             if value not in (None, ""):
                 out[name] = value

@@ -100,6 +100,8 @@ class DumpRequest:
     """Instead of `pid`: the systemd unit whose main process it is."""
     metrics_file: Path | None = None
     """Prometheus text about this run goes there."""
+    capture_code: bool = True
+    """Programs and libraries are among the files that can be captured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,3 +204,34 @@ class PullRequest:
     directory: Path
     verify_only: bool = False
     timeout_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MigrateRequest:
+    """Move the tree of `pid` to the host of `reach`, whose path is where the image stays there ('': it goes again)."""
+
+    pid: int
+    reach: Reach
+    keep_image: Path | None = None
+    """The image stays here, too, as this directory."""
+    stdio: dict[int, str] = field(default_factory=dict)
+    """Descriptor 0, 1, 2 -> the file it shall go to, on the other host."""
+    gpu_map: dict[str, str] = field(default_factory=dict)
+    tcp: TcpPolicy = "refuse"
+    pre_seed: bool = False
+    """First an image of the running tree is made and sent: the real one then sends only what has changed since."""
+    carry_files: tuple[str, ...] = ("writable",)
+    """As DumpRequest.capture_files: of what the tree has open, what goes along."""
+    dry_run: bool = False
+    allow: frozenset[str] = frozenset()
+    keep_argv: bool = False
+    timeout_seconds: float | None = None
+    """Until `go` is sent; after that nothing is broken off."""
+    lock_timeout_seconds: float = 60.0
+    settle_seconds: float = 3.0
+    force_program: bool = False
+    huge_pages: bool = False
+    level: int | None = -1
+    workers: int | None = None
+    readiness: Readiness = Readiness()
+    """Probed on the other host."""

@@ -8,6 +8,7 @@ steps, and what a crash of the owner at each leaves (main, or a later `restore -
 4. journal `committed`, commit    the image is good: CRIU ends the tree, or the repair finishes the ending.
                                   A tree that CRIU has let go meanwhile has run on past its image: it goes on
    (--leave-running: commit, resume; a crash leaves the tree stopped as after 1)
+A migration gives the tree away between 3 and 4: what that changes stands in owner/giving.py.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 from gpuckpt.model.jsonform import to_json
 from gpuckpt.owner.criurun import SILENCE_SECONDS, Aborted, CriuFailure, CriuRun, Expired, MainSilent
 from gpuckpt.owner.gate import Gate
+from gpuckpt.owner.giving import Held, await_stopped, continue_all, stop_all
 from gpuckpt.owner.hostchanges import HugePages
 from gpuckpt.owner.messages import Channel, PeerGone
 from gpuckpt.owner.suspension import SuspendFailed, checkpoint_all, lock_all
@@ -31,6 +33,7 @@ from gpuckpt.owner.unwind import (
     doubted,
     end_all,
     has_gone_on,
+    look,
     remove_network_lock,
     unwind,
     with_newcomers,
@@ -90,6 +93,8 @@ class DumpWork:
         self._huge_pages = HugePages(directory, wanted=order.huge_pages and means.suspender is not None)
         self._litter: list[object] = []
         """Files that CRIU leaves when it has ended the tree (system/files.py, Placed)."""
+        self._given = self._runs_there = False
+        """A migration's tree: see owner/giving.py."""
 
     def close(self) -> None:
         """Remove what lies outside the run directory."""
@@ -104,6 +109,8 @@ class DumpWork:
             self._suspend()
             self._capture()
             self._await_commit()
+        except Held:
+            self._hold()
         except SuspendFailed as error:
             self._fail(error.message, error.hint)
         except CriuFailure as failure:
@@ -161,6 +168,7 @@ class DumpWork:
         self._main.send(
             "captured",
             seconds=self._clock.seconds,
+            frozen_since=self._clock.frozen_since,
             run_id=criu_log.run_id(self._run.log_text()),
             log=str(self._paths.log),
             pids=[identity.pid for identity in procfs.tree_ids(order.tree.root)],
@@ -177,12 +185,64 @@ class DumpWork:
             if message is not None and message["say"] == "commit":
                 self._litter = message.get("litter", [])
                 return
+            if message is not None and message["say"] == "give":
+                self._give(message["to"])
+                return
             if message is not None and message["say"] == "abort":
                 raise Aborted
             if self._run.await_end(0) is not None:
                 raise self._run.failure()  # CRIU was killed at the gate: the tree has gone on
             if self._means.deadline is not None and time.monotonic() > self._means.deadline:
                 raise Expired
+
+    def _give(self, to: str) -> None:
+        """Main is about to let the copy on another host run. Raises Held, Aborted, CriuFailure."""
+        assert self._run is not None  # noqa: S101 - set by _capture
+        stop_all(self._everyone)
+        if self._run.await_end(0) is not None:
+            continue_all(self._everyone)
+            raise self._run.failure()  # the tree went on before it was stopped, and nothing was given yet
+        self._means.journal.write("given", to=to)
+        self._given = True
+        try:
+            self._main.send("given")
+            self._await_news()
+        except PeerGone:
+            if not self._runs_there:
+                raise Held from None
+
+    def _await_news(self) -> None:
+        """Whether the copy runs, as main hears it. Raises Held, Aborted, PeerGone."""
+        began = time.monotonic()
+        while True:
+            message = self._main.receive(STEP_SECONDS)
+            word = message["say"] if message is not None else ""
+            if word == "runs-there":
+                self._means.journal.write("runs-there")
+                self._runs_there = True
+            elif word == "commit":
+                self._litter = message.get("litter", []) if message is not None else []
+                return
+            elif word == "abort":
+                self._means.journal.write("taken-back")
+                continue_all(self._everyone)
+                raise Aborted
+            elif word == "hold":
+                raise Held
+            elif self._main.silent_seconds(began) > SILENCE_SECONDS:
+                raise PeerGone  # somebody stopped it: what it said last counts
+
+    def _hold(self) -> None:
+        """Let CRIU go away; the tree comes out of its hands stopped, connections and all."""
+        assert self._run is not None  # noqa: S101 - only a captured tree is given away
+        self._means.journal.write("held")
+        status = self._run.turn_away(END_SECONDS)
+        if status is None or status < 0:
+            self._remove_network_lock()
+        stop_all(self._everyone)
+        await_stopped(self._everyone)
+        self._huge_pages.end()
+        self._tell("held", seen=to_json(look(self._everyone, None)), notes=self._huge_pages.notes)
 
     def _commit(self) -> None:
         self._means.journal.write("committed", leave_running=self._order.leave_running, litter=self._litter)
@@ -221,7 +281,7 @@ class DumpWork:
         """The image is published: the tree ends, by CRIU or, where CRIU died in the middle of it, by us."""
         if not ok:
             self._remove_network_lock()
-            if has_gone_on(self._order.tree, criu_died=self._criu_died()):
+            if not self._given and has_gone_on(self._order.tree, criu_died=self._criu_died()):
                 # Its script or CRIU was killed at the gate: to end it now would lose what it has done since.
                 failure = self._failure()
                 self._fail(failure.cause, failure.remedy, failure.line)

@@ -105,6 +105,12 @@ class RestoreOrder:
     """The images lack memory: CRIU leaves the tree stopped, we hold it and say `held`, main says `injected`."""
     huge_pages: bool = False
     """Transparent huge pages while the memory of CUDA processes is built and handed to the driver."""
+    transaction: str = ""
+    """A migration's: the tree is held when it is whole, we say `prepared`, and main's `go` lets it run."""
+
+
+Given = Literal["resume", "hold", "end"]
+"""What becomes of a tree that was given to another host: it runs here, it is held, it runs there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +123,8 @@ class RepairOrder:
     tree: TreeOrder
     deadline_seconds: float | None
     force_program: bool = False
+    given: Given = "resume"
+    """What the journal alone cannot know of a tree that was given away: the sender's knowledge, or a person's word."""
 
 
 Order = DumpOrder | RestoreOrder | RepairOrder

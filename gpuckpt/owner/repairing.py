@@ -5,6 +5,7 @@ What is right depends on how far the run's journal says it came:
 dump, not committed        the tree goes on (unwind by looking)
 dump, committed            the image is good: the ending is finished. But a tree that runs again has run on past
                            its image, perhaps for hours: it goes on (with --leave-running it does anyway)
+dump, given away           owner/giving.py; where the journal cannot know, the order says it
 restore, not let go        the half-built tree ends (also where CRIU died before it had let all of it go)
 restore, let go            nothing
 no journal                 the tree goes on
@@ -23,8 +24,9 @@ from gpuckpt.model.jsonform import to_json
 from gpuckpt.owner import hostchanges
 from gpuckpt.owner import journal as journals
 from gpuckpt.owner.criurun import choke
+from gpuckpt.owner.giving import await_stopped, continue_all, stop_all
 from gpuckpt.owner.halfbuilt import came_alive, end_half_built, own_processes
-from gpuckpt.owner.messages import Channel, DumpOrder, RepairOrder, RestoreOrder, TreeOrder, order_from_json
+from gpuckpt.owner.messages import Channel, DumpOrder, Given, RepairOrder, RestoreOrder, TreeOrder, order_from_json
 from gpuckpt.owner.runs import CRIU_LOG, began
 from gpuckpt.owner.unwind import ENDED, Means, doubted, end_all, has_gone_on, look, remove_network_lock, unwind
 from gpuckpt.system import criu_log, procfs
@@ -37,7 +39,7 @@ KILLED_SECONDS = 5.0
 VERDICTS = ("FAILED", "finished successfully")
 """One of these stands in the log of every CRIU that ended by itself."""
 
-Duty = Literal["resume", "finish-ending", "end-half-built", "nothing"]
+Duty = Literal["resume", "finish-ending", "hold", "end-half-built", "nothing"]
 
 
 def duty(past: journals.PastRun, log: Path) -> Duty:
@@ -46,11 +48,23 @@ def duty(past: journals.PastRun, log: Path) -> Duty:
     kind = started["kind"] if started else "repair"
     if kind == "dump":
         committed = past.last("committed")
-        return "finish-ending" if committed and not committed.get("leave_running") else "resume"
+        if committed is not None:
+            return "resume" if committed.get("leave_running") else "finish-ending"
+        return _duty_of_given(past) if past.has("given") else "resume"
     if kind == "restore":
         whole = past.has("let-go") and came_alive(log)
         return "nothing" if whole or not past.has("criu") else "end-half-built"
     return "resume"
+
+
+def _duty_of_given(past: journals.PastRun) -> Duty:
+    """See owner/giving.py."""
+    if past.has("taken-back"):
+        return "resume"
+    return "finish-ending" if past.has("runs-there") and not past.has("held") else "hold"
+
+
+_BY_ORDER: dict[Given, Duty] = {"resume": "resume", "hold": "hold", "end": "finish-ending"}
 
 
 def repair(order: RepairOrder, main: Channel, means: Means) -> None:
@@ -60,17 +74,28 @@ def repair(order: RepairOrder, main: Channel, means: Means) -> None:
     log = (left_behind or Path(order.run_directory)) / CRIU_LOG
     died = await_orphaned_criu(past, log)
     what = duty(past, log)
-    if what == "finish-ending" and has_gone_on(order.tree, criu_died=died):
+    given = past.has("given")
+    if given and what == "hold":
+        what = _BY_ORDER[order.given]
+    elif what == "finish-ending" and not given and has_gone_on(order.tree, criu_died=died):
         what = "resume"
     means.journal.write("repair", duty=what)
     _remove_lock_of(log)
     if what == "resume":
+        if given:
+            continue_all(order.tree)
         unwound = unwind(order.tree, means, criu_died=died)
         if left_behind is not None and _in_the_same_run(order, left_behind):
             unwound = doubted(unwound, order.tree)
         notes = _put_host_back(left_behind)
         seen = to_json(unwound.seen)
         main.send("repaired", duty=what, state=unwound.state, problem=unwound.problem, seen=seen, notes=notes)
+        return
+    if what == "hold":
+        stop_all(order.tree)
+        await_stopped(order.tree)
+        seen = to_json(look(order.tree, None))
+        main.send("repaired", duty=what, state="frozen", problem="", seen=seen, notes=_put_host_back(left_behind))
         return
     if what == "finish-ending":
         end_all(order.tree)

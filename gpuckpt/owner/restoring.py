@@ -9,6 +9,7 @@ steps, and what a crash of the owner at each leaves:
                                    run's journal, and main (or the next run) ends it
 4. main injects memory (lean)      as in 3. Main's end is an end of file: we end the tree
 5. CUDA restore                    as in 3
+   (migration: 3 to 5 in any case, then `prepared`, held as in 3 until main says go and the decision is ours)
 6. journal `let-go`, let go        the tree is whole: it is left alone
 """
 
@@ -25,12 +26,13 @@ from gpuckpt.model.errors import in_words
 from gpuckpt.model.jsonform import to_json
 from gpuckpt.owner import gpumemory
 from gpuckpt.owner.criurun import Aborted, CriuFailure, CriuRun, Expired
+from gpuckpt.owner.decision import decide
 from gpuckpt.owner.dumping import Clock
 from gpuckpt.owner.gate import Gate
 from gpuckpt.owner.halfbuilt import end_half_built
 from gpuckpt.owner.hostchanges import HugePages
 from gpuckpt.owner.messages import INHERITED_FD, Channel, CudaMember, PeerGone, TreeOrder
-from gpuckpt.owner.suspension import HOLD_SECONDS, ResumeFailed, let_run, resume_all
+from gpuckpt.owner.suspension import HOLD_SECONDS, ResumeFailed, in_parallel, let_run, resume_all
 from gpuckpt.owner.unwind import ENDED, MEMORY_WAIT_SECONDS, Means, remove_network_lock
 from gpuckpt.system import cgroups, criu, criu_log, procfs, terminal
 from gpuckpt.system.hold import Hold, HoldError
@@ -46,6 +48,9 @@ END_SECONDS = 60.0
 ASTRAY_SECONDS = 5.0
 """For a CRIU that is not at the gate: it may never come there, and what it has built has not run."""
 WAIT_STEP_SECONDS = 0.1
+LOCK_MS = 10_000
+SUSPEND_SECONDS = 120.0
+"""For the suspension of a copy that ends: a driver that does not answer must not keep it."""
 
 
 class RestoreWork:
@@ -82,6 +87,8 @@ class RestoreWork:
         try:
             self._bring_up()
             tree = self._identify()
+            if self._comes_up_held:
+                self._take_hold(tree)
             if self._order.lean:
                 self._let_main_inject(tree)
             self._let_run(tree)
@@ -103,7 +110,7 @@ class RestoreWork:
         self._huge_pages.begin()  # CRIU and main fill the memory that the driver reads
         self._run = self._start_criu()
         self._run.await_gate(self._main, self._means.deadline, stalled_pids=[i.pid for i in self._order.tree.ids])
-        comes_up_stopped = self._order.lean or self._order.tree.cuda
+        comes_up_stopped = self._comes_up_held or self._order.tree.cuda
         self._means.journal.write("at-gate" if comes_up_stopped else "let-go")
         if self._terminal is not None:
             # CRIU makes our group the terminal's foreground: Ctrl-C would reach us, and the job's reads stop it.
@@ -117,6 +124,11 @@ class RestoreWork:
             raise self._run.failure()
         self._clock.end("criu")
 
+    @property
+    def _comes_up_held(self) -> bool:
+        """There is something to do, or to wait for, before an instruction of the tree may run."""
+        return self._order.lean or bool(self._order.transaction)
+
     def _start_criu(self) -> CriuRun:
         order = self._order
         inherited = [(self._open(entry), entry.key) for entry in order.inherited]
@@ -127,7 +139,7 @@ class RestoreWork:
             order.options,
             inherited=inherited,
             pidfile=self._paths.work / "restored.pid",
-            leave_stopped=order.lean,
+            leave_stopped=self._comes_up_held,
         )
         prefix, join = self._own_cgroup()
         return CriuRun(
@@ -207,20 +219,58 @@ class RestoreWork:
             cuda=tuple(CudaMember(fresh[m.id.pid], m.restore_tid, m.memory_bytes) for m in tree.cuda),
         )
 
-    def _let_main_inject(self, tree: TreeOrder) -> None:
-        """Hold every thread of the stopped tree while main writes what its memory lacks."""
-        self._clock.begin()
-        self._main.send("phase", phase="inject")
+    def _take_hold(self, tree: TreeOrder) -> None:
+        """Hold every thread of the stopped tree; from here on the kernel ends it with us."""
         self._means.journal.write("held")
         self._hold = Hold(exitkill=True)
         self._hold.take_all(lambda: _threads_of(tree), time.monotonic() + HOLD_SECONDS)
+
+    def _let_main_inject(self, tree: TreeOrder) -> None:
+        """Main writes what the memory of the held tree lacks."""
+        self._clock.begin()
+        self._main.send("phase", phase="inject")
         self._main.send("held", tree=to_json(tree))
-        while (message := self._main.receive(WAIT_STEP_SECONDS)) is None or message["say"] != "injected":
+        self._await("injected")
+        self._clock.end("inject")
+
+    def _await(self, word: str) -> None:
+        """Wait until main says this. Raises Aborted, PeerGone, Expired."""
+        while (message := self._main.receive(WAIT_STEP_SECONDS)) is None or message["say"] != word:
             if message is not None and message["say"] == "abort":
                 raise Aborted
             if self._means.deadline is not None and time.monotonic() > self._means.deadline:
                 raise Expired
-        self._clock.end("inject")
+
+    def _await_go(self, tree: TreeOrder) -> None:
+        """The tree is whole. In a migration it runs when the other host has given it away, and nobody else decided."""
+        if not self._order.transaction:
+            return
+        self._means.journal.write("prepared")
+        try:
+            self._main.send("prepared", tree=to_json(tree), seconds=self._clock.seconds)
+            self._await("go")
+            self._decide(tree)
+        except BaseException:
+            self._suspend_again(tree)
+            raise
+
+    def _decide(self, tree: TreeOrder) -> None:
+        ended = [one.pid for one in tree.ids if procfs.state(one) in ENDED]
+        if ended:
+            raise ResumeFailed(f"process {ended[0]} was ended by somebody while it was held")
+        if decide(self._order.transaction, "go", tree.ids).word != "go":
+            raise Aborted
+
+    def _suspend_again(self, tree: TreeOrder) -> None:
+        """A restored process that has to end gives its GPU back first: some drivers take the host down otherwise.
+
+        https://github.com/NVIDIA/cuda-checkpoint/issues/53. What cannot be suspended ends all the same.
+        """
+        suspender = self._means.suspender
+        if suspender is None:
+            return
+        in_parallel(tree.cuda, lambda member: suspender.lock(member.id.pid, LOCK_MS), SUSPEND_SECONDS)
+        in_parallel(tree.cuda, lambda member: suspender.checkpoint(member.id.pid), SUSPEND_SECONDS)
 
     def _let_run(self, tree: TreeOrder) -> None:
         """Let the driver put the GPU memory back where there is any, and let a tree run that came up stopped."""
@@ -230,6 +280,7 @@ class RestoreWork:
                 self._hold.release([member.restore_tid for member in tree.cuda])
             self._give_gpu_back(tree, self._means.suspender)
         elif self._hold is not None:
+            self._await_go(tree)
             let_run(tree, self._hold, self._means.journal, exitkill=True)
         self._hold = None
 
@@ -247,8 +298,12 @@ class RestoreWork:
             gpu_map=gpu_map,
             exitkill=True,
             hold=self._hold,
+            ready=lambda: self._ready(tree),
         )
+
+    def _ready(self, tree: TreeOrder) -> None:
         self._clock.end("host_to_gpu")
+        self._await_go(tree)
 
     def _report(self, tree: TreeOrder) -> None:
         self._huge_pages.end()

@@ -103,6 +103,12 @@ class Leftover:
     since: float
     ids: tuple[ProcessId, ...]
 
+    @property
+    def given_to(self) -> str | None:
+        """The host to which a migration gave the tree, where it may run by now."""
+        given = journals.read(self.directory).last("given")
+        return str(given["to"]) if given is not None else None
+
 
 def begin(
     operation: str, ids: Sequence[ProcessId], *, repairs: Leftover | None = None, tell: Tell | None = None

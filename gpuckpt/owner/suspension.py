@@ -174,12 +174,14 @@ def resume_all(
     gpu_map: Mapping[str, str],
     exitkill: bool,
     hold: Hold | None = None,
+    ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Give CUDA processes back what their state says they lack, and let the tree run.
 
     The state is asked only while the restore threads run: a stopped process does not answer. `room`
     says what GPU memory is missing for these processes, after waiting for it. With `exitkill` (restore)
-    the half-built tree ends with us; a `hold` that has the application's threads already is taken over.
+    the half-built tree ends with us; a `hold` that has the application's threads already is taken over. `ready`
+    is called when all is back and only the hold keeps the tree; it may raise.
     Raises ResumeFailed; the tree is then as the driver left it, and stopped.
     """
     hold = hold or Hold(exitkill=exitkill)
@@ -190,6 +192,7 @@ def resume_all(
         for member in tree.cuda:
             procfs.send(member.id, signal.SIGCONT)
         _bring_back(tree.cuda, suspender, journal, room=room, gpu_map=gpu_map)
+        ready()
         done = True
     except HoldError as error:
         raise ResumeFailed(str(error)) from None

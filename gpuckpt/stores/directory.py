@@ -67,10 +67,7 @@ class PartialImage:
 
     def sync_parts(self) -> None:
         """Every file and directory is on the disk when this returns. Raises OSError."""
-        for directory, _, names in os.walk(self.path):
-            for name in names:
-                sync(Path(directory) / name)
-            sync(Path(directory))
+        sync_below(self.path)
 
     def publish(self, raw_manifest: bytes) -> None:
         """Write the manifest last, then rename. Raises OSError; the partial is then still there to be discarded."""
@@ -100,6 +97,14 @@ class PartialImage:
             self.target.rename(self.path)
             raise
         os.close(self.lock_fd)
+
+
+def sync_below(root: Path) -> None:
+    """Every file and directory below `root`, itself included, is on the disk when this returns. Raises OSError."""
+    for directory, _, names in os.walk(root):
+        for name in names:
+            sync(Path(directory) / name)
+        sync(Path(directory))
 
 
 def create_partial(target: Path) -> tuple[PartialImage, str]:

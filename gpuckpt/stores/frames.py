@@ -28,6 +28,9 @@ MOST_BANNER = 64 << 10
 MOST_HEADER = 16 << 20
 """An image has thousands of parts, and each may have resume points of its own."""
 
+FEATURES = ("migrate",)
+"""What a gpuckpt may offer beside storing images."""
+
 VERSIONS = (1, 1)
 """The oldest and the newest protocol spoken here."""
 
@@ -113,7 +116,7 @@ def await_mark(link: Link) -> bytes:
 
 def hello() -> dict[str, Any]:
     """What this side can do."""
-    return {"gpuckpt": gpuckpt.__version__, "protocol": list(VERSIONS), "features": []}
+    return {"gpuckpt": gpuckpt.__version__, "protocol": list(VERSIONS), "features": list(FEATURES)}
 
 
 def common_version(theirs: Any) -> int | None:

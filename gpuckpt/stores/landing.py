@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import Busy, ImageCorrupt, NotFound, Refused
+from gpuckpt.model.migration import INCOMING_PLACE
 from gpuckpt.stores import directory
 from gpuckpt.stores.journal import arrived, digest_bytes, held_bytes, ranges, without
 from gpuckpt.stores.landingwriter import (
@@ -57,6 +58,9 @@ VERIFIED = "BLAKE3 of every byte, read back where it lies"
 class DirectoryArrival:
     """An image that arrives in a directory of this host."""
 
+    resumable = True
+    """What has arrived stays when it is broken off."""
+
     def __init__(self, target: Path, raw_manifest: bytes, without: frozenset[str] = frozenset()) -> None:
         """`without`: parts that do not come, for an image that stays private and incomplete.
 
@@ -74,8 +78,8 @@ class DirectoryArrival:
             self._begin(target)
 
     def _begin(self, target: Path) -> None:
-        _require_parent(target)
-        self._partial = _claim(target)
+        require_parent(target)
+        self._partial = claim(target)
         try:
             self._prepare(self._partial.path)
             self._link_neighbours(self._partial.path, target)
@@ -148,15 +152,16 @@ class DirectoryArrival:
             write_own(path / JOURNAL, without(read_own(path / JOURNAL), dropped))
         return bad
 
-    def publish(self) -> str:
-        """Sync and rename."""
+    def publish(self, *, durable: bool = True) -> str:
+        """Sync and rename. Without `durable` a crash of this host may cost it: whoever wants it to stay syncs it."""
         if self._partial is None:
             return VERIFIED
         partial, self._partial = self._partial, None
         try:
             with contextlib.suppress(FileNotFoundError):
                 (partial.path / manifests.NAME).unlink()
-            partial.sync_parts()
+            if durable:
+                partial.sync_parts()
             partial.write_manifest(self._raw)
             for name in OWN:
                 with contextlib.suppress(FileNotFoundError):
@@ -172,7 +177,8 @@ class DirectoryArrival:
         """Let it go; what has arrived stays, a directory without anything in it does not."""
         if self._partial is None:
             return
-        if not read_own(self._partial.path / JOURNAL) and not any(self._held.values()):
+        empty = not read_own(self._partial.path / JOURNAL) and not any(self._held.values())
+        if empty or not self.resumable:
             self._partial.discard()
         else:
             os.close(self._partial.lock_fd)
@@ -188,11 +194,12 @@ def _stands_there(target: Path, raw_manifest: bytes) -> bool:
     raise Refused(f"{target} exists already and is not this image", "choose another directory, or remove it")
 
 
-def _require_parent(target: Path) -> None:
+def require_parent(target: Path) -> None:
+    """The directory for an image; it is made where only its last step is missing. Raises NotFound, Refused."""
     parent = target.parent
     if not parent.is_dir():
         try:
-            parent.mkdir(mode=0o700)
+            parent.mkdir(mode=0o700, parents=str(parent) == INCOMING_PLACE)
         except OSError as error:
             raise NotFound(f"{parent}: no such directory ({error.strerror})", "make it first") from None
     unsafe = unsafe_places(parent, os.geteuid())
@@ -203,7 +210,7 @@ def _require_parent(target: Path) -> None:
         )
 
 
-def _claim(target: Path) -> directory.PartialImage:
+def claim(target: Path) -> directory.PartialImage:
     """NAME.partial, ours alone: a transfer's leftover is gone on with, a killed dump's is removed."""
     path = partial_path(target)
     with contextlib.suppress(FileExistsError):

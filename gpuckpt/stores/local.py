@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from gpuckpt.model.errors import ImageCorrupt, Refused
 from gpuckpt.stores import directory
@@ -15,8 +15,21 @@ from gpuckpt.stores.landing import VERIFIED, DirectoryArrival
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gpuckpt.model.manifest import Part
+    from gpuckpt.model.manifest import Manifest, Part
     from gpuckpt.stores.protocol import Offer, Piece, Span, Stretch, Ticker
+
+
+class HasParts(Protocol):
+    """What pieces are read from."""
+
+    @property
+    def manifest(self) -> Manifest:
+        """What it holds."""
+        ...
+
+    def part(self, name: str) -> Path:
+        """Where a part lies."""
+        ...
 
 
 class DirectoryStore:
@@ -71,7 +84,7 @@ class DirectoryReader:
 
     MOST_OPEN = 16
 
-    def __init__(self, image: directory.Image) -> None:
+    def __init__(self, image: HasParts) -> None:
         self._image = image
         self._open: dict[int, int] = {}
         self._buffer = bytearray()
@@ -114,7 +127,7 @@ class DirectoryReader:
         """A read from a file ends by itself."""
 
 
-def _open_part(image: directory.Image, part: Part) -> int:
+def _open_part(image: HasParts, part: Part) -> int:
     path = image.part(part.path)
     if directory.has_link(path, part.path):
         raise ImageCorrupt(f"part {part.path} is reached through a link", "do not use this image")

@@ -22,6 +22,7 @@ from gpuckpt.stores import frames
 from gpuckpt.stores.landing import DirectoryArrival
 from gpuckpt.stores.landingwriter import DirectoryWriter
 from gpuckpt.stores.local import DirectoryOffer, DirectoryReader, DirectoryStore
+from gpuckpt.stores.packlanding import PackQuestions
 from gpuckpt.stores.protocol import PIECE_BYTES, Piece, Span
 from gpuckpt.system.links import LinkLost
 
@@ -37,7 +38,11 @@ if TYPE_CHECKING:
 WORKING_SECONDS = 5.0
 """How often a long answer says that it is on its way."""
 
-MOST_PAYLOAD = {"write": PIECE_BYTES, "begin": manifests.MAX_BYTES}
+MOST_PAYLOAD = {
+    "write": PIECE_BYTES,
+    "sample": 2 * PIECE_BYTES,
+    **dict.fromkeys(("begin", "judge"), manifests.MAX_BYTES),
+}
 DONE: dict[str, Any] = {"ok": True}
 
 
@@ -52,7 +57,10 @@ class Server:
         self._reader: DirectoryReader | None = None
         self._arrival: DirectoryArrival | None = None
         self._writer: DirectoryWriter | None = None
+        self._packs = PackQuestions(_path)
+        self._most_payload = {**MOST_PAYLOAD, **self._packs.most_payload}
         self._handlers: dict[str, Handler] = {
+            **self._packs.handlers,
             "ping": lambda _header, _payload: (DONE, b""),
             "open": self._open,
             "read": self._read,
@@ -93,7 +101,7 @@ class Server:
         try:
             if handler is None:
                 raise MachineLacks("this gpuckpt does not know that question", "install the same version on both hosts")
-            if len(frame.payload) > MOST_PAYLOAD.get(str(name), 0):
+            if len(frame.payload) > self._most_payload.get(str(name), 0):
                 raise Refused("more bytes than this question has", "do not trust the sender")
             return handler(frame.header, frame.payload)
         except GpuckptError as error:
@@ -104,6 +112,8 @@ class Server:
             return frames.failure_to_json(Refused("a question without a sensible form", "do not trust the sender")), b""
 
     def _let_go(self) -> None:
+        with contextlib.suppress(OSError):
+            self._packs.close()
         for held in (self._reader, self._writer, self._offer, self._arrival):
             if held is not None:
                 with contextlib.suppress(OSError):
@@ -128,7 +138,9 @@ class Server:
 
     def _begin(self, header: dict[str, Any], payload: memoryview) -> Answer:
         self._require_idle()
+        once = self._packs.hand_over()
         self._arrival = DirectoryStore().receive(_path(header), bytes(payload))
+        self._arrival.resumable = not once
         held = {str(index): found for index, found in self._arrival.held().items()}
         place = self._arrival.place
         return {"place": place, "already": self._arrival.already, "token": self._arrival.token, "held": held}, b""
@@ -153,12 +165,12 @@ class Server:
         self._stop_writing()
         return {"bad": list(self._at_length(self._arrival.verify))}, b""
 
-    def _publish(self, _header: dict[str, Any], _payload: memoryview) -> Answer:
+    def _publish(self, header: dict[str, Any], _payload: memoryview) -> Answer:
         if self._arrival is None:
             raise Refused("nothing is being taken in", "begin first")
         self._stop_writing()
-        arrival = self._arrival
-        return {"verified": self._at_length(lambda _tick: arrival.publish())}, b""
+        arrival, durable = self._arrival, header.get("durable") is not False
+        return {"verified": self._at_length(lambda _tick: arrival.publish(durable=durable))}, b""
 
     def _leave(self, _header: dict[str, Any], _payload: memoryview) -> Answer:
         self._let_go()

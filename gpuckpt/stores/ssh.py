@@ -136,8 +136,10 @@ class SshStore:
 
     def further(self) -> Peer:
         """The first connection while it is idle, then others. Raises LinkLost, GpuckptError."""
-        if self._first_is_used.acquire(blocking=False):
-            return self.first
+        return self.first if self._first_is_used.acquire(blocking=False) else self.another()
+
+    def another(self) -> Peer:
+        """A further connection. Raises LinkLost, GpuckptError."""
         try:
             return Peer(self._caller, self._command, further=True)
         except NoGpuckpt as missing:
@@ -258,6 +260,9 @@ def _size(asked: Iterable[Stretch]) -> int:
 class SshArrival:
     """An image that arrives there."""
 
+    durable = True
+    """It is on the disk when it is published."""
+
     def __init__(self, store: SshStore, path: str, raw_manifest: bytes) -> None:
         self._store = store
         answer = store.question({"do": "begin", "path": path}, raw_manifest).header
@@ -292,7 +297,7 @@ class SshArrival:
 
     def publish(self) -> str:
         """Have it synced and renamed."""
-        return str(self._store.question({"do": "publish"}).header.get("verified"))[:100]
+        return str(self._store.question({"do": "publish", "durable": self.durable}).header.get("verified"))[:100]
 
     def close(self) -> None:
         """Let it go; where the connection is lost its end does so."""

@@ -47,6 +47,9 @@ class Link(Protocol):
     def receive(self, limit: int) -> bytes:
         """Between 1 and `limit` bytes. Raises LinkLost at the end of the stream."""
 
+    def has_ended(self) -> bool:
+        """Whether the other side has closed it, as far as is known. Takes nothing and does not wait."""
+
     def close(self) -> None:
         """End it, from any thread; what waits in it raises LinkLost."""
 
@@ -119,6 +122,15 @@ class SocketLink:
             self._spend(_some(len(content)))
             return content
 
+    def has_ended(self) -> bool:
+        """Whether the other side has closed it."""
+        try:
+            return not self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     @contextlib.contextmanager
     def _closed_when_lost(self) -> Iterator[None]:
         try:
@@ -180,6 +192,13 @@ class PipeLink:
             content = os.read(self._source, limit)
             _some(len(content))
             return content
+
+    def has_ended(self) -> bool:
+        """Whether the other side has closed it: nothing is left to read, and nothing will come."""
+        waiting = select.poll()
+        waiting.register(self._source, select.POLLIN)
+        seen = dict(waiting.poll(0)).get(self._source, 0)
+        return bool(seen & (select.POLLHUP | select.POLLERR | select.POLLNVAL)) and not seen & select.POLLIN
 
     def close(self) -> None:
         """End it; the descriptors belong to whoever opened them."""

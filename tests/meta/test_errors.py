@@ -28,6 +28,7 @@ def test_statuses_are_the_published_ones():
         "restore-failed": 40,
         "restored-unhealthy": 41,
         "transfer-failed": 50,
+        "go-unanswered": 51,
         "image-corrupt": 60,
         "image-too-new": 61,
         "interrupted": 128,

@@ -59,6 +59,16 @@ ENDINGS: dict[str, tuple[type[errors.GpuckptError], ...]] = {
     ),
     "push": TRANSFER,
     "pull": TRANSFER,
+    "migrate": (
+        *ALWAYS,
+        errors.Refused,
+        errors.Busy,
+        errors.DumpFailed,
+        errors.TreeHeld,
+        errors.RestoredUnhealthy,
+        errors.TransferFailed,
+        errors.GoUnanswered,
+    ),
 }
 """Which failures each command can end with."""
 FORMS = {
@@ -210,7 +220,8 @@ def _json_words() -> list[str]:
         *(".TP", ".I events"),
         roff(
             'Each line on stderr is {"event": PHASE, "state": "begin|progress|end|note|output"} with, where they are '
-            'known, "message", "done_bytes", "total_bytes" and "seconds".'
+            'known, "message", "done_bytes", "total_bytes" and "seconds"; in a migration "job_is_on" names the host '
+            "that owns the job from then on, or is `unknown`."
         ),
         f"The phases are {roff(phases)}.",
     ]

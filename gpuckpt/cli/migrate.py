@@ -1,0 +1,134 @@
+"""`gpuckpt migrate`: a process tree to another host."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from gpuckpt.cli import options
+from gpuckpt.cli.completing import complete_capture, complete_image
+from gpuckpt.cli.manner import Manner
+from gpuckpt.cli.reaching import TO_CARRY, Ways, with_ways
+from gpuckpt.cli.readyoptions import ReadyCmd, ReadyHttp, ReadyTcp, ReadyTimeout
+from gpuckpt.cli.session import Listener, carry_out
+from gpuckpt.model.errors import UsageError
+from gpuckpt.model.report import Report
+from gpuckpt.model.requests import MigrateRequest
+
+THERE = "a file on the other host"
+
+
+@with_ways(TO_CARRY)
+def migrate(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="USER@HOST[:DIR]",
+            help="The other host. With DIR the image stays there, in that directory; else it goes when the tree runs.",
+        ),
+    ],
+    *,
+    tree: options.TheTree,
+    stdin: Annotated[
+        str | None, typer.Option("--stdin", metavar="FILE", help=f"The tree's stdin comes from FILE, {THERE}.")
+    ] = None,
+    stdout: Annotated[
+        str | None, typer.Option("--stdout", metavar="FILE", help=f"The tree's stdout goes to FILE, {THERE}.")
+    ] = None,
+    stderr: Annotated[
+        str | None, typer.Option("--stderr", metavar="FILE", help=f"The tree's stderr goes to FILE, {THERE}.")
+    ] = None,
+    tcp: Annotated[
+        Literal["refuse", "keep", "close"],
+        typer.Option("--tcp", metavar="refuse|keep|close", help="What to do about connections that leave the tree."),
+    ] = "refuse",
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option("--gpu", metavar="OLD=NEW", help="Put what is on GPU OLD here on GPU NEW there. May be repeated."),
+    ] = None,
+    carry_files: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--carry-files",
+            metavar="writable|all|none|GLOB",
+            autocompletion=complete_capture,
+            help="Open files that go along if they are missing there or differ (default: writable). May be repeated.",
+        ),
+    ] = None,
+    pre_seed: Annotated[
+        bool,
+        typer.Option(
+            "--pre-seed",
+            help="First send an image of the running tree; the tree then stands still only for what has changed since.",
+        ),
+    ] = False,
+    keep_image: Annotated[
+        str | None,
+        typer.Option(
+            "--keep-image",
+            metavar="IMAGE",
+            autocompletion=complete_image,
+            help="Keep the image here too, as this directory. It must not exist.",
+        ),
+    ] = None,
+    huge_pages: options.HugePages = False,
+    dry_run: options.DryRun = False,
+    allow: options.Allow = None,
+    keep_argv: options.KeepArgv = False,
+    timeout: options.Timeout = None,
+    lock_timeout: options.LockTimeout = 60.0,
+    settle: options.Settle = 3.0,
+    level: options.Level = "-1",
+    workers: options.Workers = None,
+    ready_cmd: ReadyCmd = None,
+    ready_http: ReadyHttp = None,
+    ready_tcp: ReadyTcp = None,
+    ready_timeout: ReadyTimeout = 60.0,
+    ways: Ways,
+    force_program: options.ForceProgram = False,
+    as_json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> int:
+    """Move a process tree to another host, which needs gpuckpt too.
+
+    The tree stands still here until its copy there runs, and ends here then. Whatever fails before that, it goes
+    on here.
+    """
+    streams = {"--stdin": stdin, "--stdout": stdout, "--stderr": stderr}
+    where = options.location(options.with_colon(target))
+    if where.path and not where.path.startswith(("/", "~/")):
+        raise UsageError(f"{target}: {where.path} is no absolute path", "write user@host:/path, or user@host")
+    request = MigrateRequest(
+        pid=tree,
+        reach=ways.reach(where),
+        keep_image=None if keep_image is None else options.absolute(keep_image),
+        stdio={
+            number: options.far_file(name, path)
+            for number, (name, path) in enumerate(streams.items())
+            if path is not None
+        },
+        gpu_map=options.gpu_map(gpu),
+        tcp=tcp,
+        pre_seed=pre_seed,
+        carry_files=options.captured_files(carry_files) or ("writable",),
+        dry_run=dry_run,
+        allow=options.check_ids(allow),
+        keep_argv=keep_argv,
+        timeout_seconds=timeout,
+        lock_timeout_seconds=lock_timeout,
+        settle_seconds=settle,
+        force_program=force_program,
+        huge_pages=huge_pages,
+        level=None if level == "none" else int(level),
+        workers=workers,
+        readiness=options.readiness(ready_cmd, ready_http, ready_tcp, ready_timeout, None),
+    )
+    return carry_out(Manner(as_json, quiet, verbose, dry_run), lambda listener: _run(request, listener), "migrating")
+
+
+def _run(request: MigrateRequest, listener: Listener) -> Report:
+    from gpuckpt.flows import migrating  # noqa: PLC0415  --help and TAB must not load the flows
+
+    return migrating.migrate(request, listener)

@@ -1,0 +1,448 @@
+"""migrate: one job to another host, as one transaction.
+
+    hello -> facts here, restore checks there, against a draft of the manifest -> (--dry-run stops here)
+    -> dump, held at CRIU's gate -> the image is there, verified -> restored there, held (`prepared`)
+    -> the owner here journals `given` -> go -> it runs there, is watched -> the gate opens, the tree here ends
+
+steps, and what kill -9 of this process at each leaves (there: flows/receiving.py; the owner: owner/giving.py):
+
+1. judge                    nothing was touched
+2. capture, transfer        the owner sees the end of file, CRIU undoes its work, the tree goes on here
+3. prepare                  as 2; there the end of the connection ends the copy, which has not run
+4. given, go                held here: nobody knows whether `go` was sent. `gpuckpt inspect --tree` says so
+5. runs there, watched      the owner ends the tree here
+6. commit                   as 5
+
+A lost link, or a gpuckpt that is lost there, is as 2 or 3 up to `go`. A `go` without an answer is asked about over a
+new connection, and by that taken back where it did not come in time; only where no connection comes is it status 51.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpuckpt import checks
+from gpuckpt.checks.image import DISK_SPACE
+from gpuckpt.flows import attempts, capturing, carrying, draft, gather, seeding, tidying
+from gpuckpt.flows import repair as repairing
+from gpuckpt.flows.conversation import OwnerGone, OwnerSays, hear, seen_of, tell, words_for_seen
+from gpuckpt.flows.destination import Destination, beside
+from gpuckpt.flows.dump import Capture, DumpWork
+from gpuckpt.flows.farpacks import FarPacks
+from gpuckpt.flows.interruption import BrokenOff, Interruption
+from gpuckpt.flows.vigil import Vigil
+from gpuckpt.model.errors import (
+    DumpFailed,
+    GoUnanswered,
+    GpuckptError,
+    Interrupted,
+    RestoredUnhealthy,
+    TransferFailed,
+    TreeHeld,
+)
+from gpuckpt.model.jsonform import FormError
+from gpuckpt.model.migration import INCOMING_PLACE, Terms
+from gpuckpt.model.report import Event, Report
+from gpuckpt.model.requests import DumpRequest
+from gpuckpt.owner import runs
+from gpuckpt.stores.spool import SpoolOffer
+from gpuckpt.system import procfs
+from gpuckpt.system.links import LinkLost
+from gpuckpt.system.ssh_failures import NotReached
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpuckpt.checks.facts import DumpFacts
+    from gpuckpt.flows.capturing import Capturing
+    from gpuckpt.flows.destination import Judged
+    from gpuckpt.flows.machine import Machine
+    from gpuckpt.flows.seeding import Seed
+    from gpuckpt.model.errors import ProcessState
+    from gpuckpt.model.migration import Directory
+    from gpuckpt.model.report import Finding
+    from gpuckpt.model.requests import MigrateRequest
+    from gpuckpt.owner.handle import OwnerHandle
+    from gpuckpt.stores.directory import PartialImage
+
+SPOOL = Path("/var/lib/gpuckpt/outgoing")
+MOST_CONNECTIONS = 8
+"""For packs on their way: each costs a program on both sides, and an ssh takes 400 MB/s of a core."""
+
+ALIVE_SECONDS = 1.0
+FROM_THERE = ("cgroup", "gpu_memory_bytes", "files", "ready_seconds")
+"""What the report takes over from the copy's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Both hosts as they were seen, and what the checks say of them."""
+
+    facts: DumpFacts
+    there: Destination
+    terms: Terms
+    findings: tuple[Finding, ...]
+    plan: dict[str, Any]
+
+
+def migrate(request: MigrateRequest, machine: Machine, interruption: Interruption) -> Report:
+    """Move the tree. Raises GpuckptError with what became of it."""
+    runs.refuse_busy(procfs.tree_ids(gather.identify(request.pid)))
+    transaction = secrets.token_hex(16)
+    dump_request = _dump_request(request, transaction)
+    _make_spool(dump_request.image.parent, request)
+    with contextlib.ExitStack() as stack:
+        seen = _look(request, dump_request, transaction, machine, interruption, stack)
+        refusal = checks.refusal(seen.findings)
+        if refusal is not None:
+            return Report("migrate", "refused", "untouched", seen.plan, seen.findings, refusal)
+        if request.dry_run:
+            speed = seen.there.bytes_per_second(lambda: _check(interruption))
+            plan = {**seen.plan, "estimate": draft.estimate(seen.facts.tree, speed)}
+            return Report("migrate", "planned", "untouched", plan, seen.findings)
+        seed = None
+        if request.pre_seed:
+            seen.there.close()
+            seed = seeding.sow(request, dump_request, seen.terms.seed, machine, interruption)
+            stack.callback(seed.close)
+            # The tree ran on, and so did the other host.
+            seen = _look(request, dump_request, transaction, machine, interruption, stack)
+        return _carry_out(request, dump_request, seen, seed, machine, interruption)
+
+
+def _look(
+    request: MigrateRequest,
+    dump_request: DumpRequest,
+    transaction: str,
+    machine: Machine,
+    interruption: Interruption,
+    stack: contextlib.ExitStack,
+) -> Look:
+    facts = gather.dump_facts(dump_request, machine)
+    machine.listener(Event("judge", "begin"))
+    there = Destination(request.reach, lambda: _check(interruption))
+    stack.callback(there.close)
+    terms, judged = _judged(request, facts, there, transaction, lambda: _check(interruption))
+    findings = (
+        *checks.judge(_dump_checks(request, facts), facts, request.allow),
+        *(_named(finding, there.where) for finding in judged.findings),
+        *draft.room(facts, judged, there.where),
+    )
+    pids = list(facts.tree.pids)
+    plan = {"root_pid": request.pid, "pids": pids, "to": there.where, "place": judged.place}
+    return Look(facts, there, terms, findings, plan)
+
+
+def _dump_checks(request: MigrateRequest, facts: DumpFacts) -> tuple[checks.Check[DumpFacts], ...]:
+    """Where nothing of the memory is stored here, no room is needed for it."""
+    stored = request.keep_image is not None or request.pre_seed or capturing.why_not_streamed(facts.host.criu)
+    return tuple(check for check in checks.DUMP_CHECKS if stored or check is not DISK_SPACE)
+
+
+def _carry_out(
+    request: MigrateRequest,
+    dump_request: DumpRequest,
+    seen: Look,
+    seed: Seed | None,
+    machine: Machine,
+    interruption: Interruption,
+) -> Report:
+    refusal = checks.refusal(seen.findings)
+    if refusal is not None:
+        raise refusal
+    notes = repairing.put_host_back(machine)
+    notes += repairing.clear_before_dump(seen.facts.tree, machine, force_program=request.force_program)
+    run = runs.begin("migrate", seen.facts.tree.ids, tell=repairing.teller(machine, notes))
+    work = MigrateWork(
+        dump_request, machine, interruption, seen.facts, seen.findings, run, seed.image if seed is not None else None,
+        notes=notes, image_id=seen.terms.transaction, there=seen.there, terms=seen.terms, wanted=request, seed=seed,
+    )  # fmt: skip
+    try:
+        return work.perform()
+    except GpuckptError as error:
+        error.findings = work.findings
+        raise
+    finally:
+        run.finish(keep=work.tree_is_held)
+
+
+def _check(interruption: Interruption) -> None:
+    """Before anything is touched. Raises Interrupted, DumpFailed."""
+    try:
+        interruption.check()
+    except BrokenOff as trouble:
+        if trouble.signal_number is None:
+            raise DumpFailed(f"broken off: {trouble.why}; the tree runs on") from None
+        raise Interrupted(
+            trouble.signal_number, f"broken off: {trouble.why}; nothing was touched", process="untouched"
+        ) from None
+
+
+def _judged(
+    request: MigrateRequest, facts: DumpFacts, there: Destination, transaction: str, meanwhile: Callable[[], None]
+) -> tuple[Terms, Judged]:
+    """How the job shall come up there, and what that host says of it."""
+    files = draft.carried(facts)
+    coming = carrying.directories(facts.tree, files) if request.carry_files != ("none",) else ()
+    terms = _terms(request, transaction, coming)
+    digests = carrying.digests(facts.tree, files, meanwhile)
+    return terms, there.judge(terms, draft.encode(facts, transaction), digests, meanwhile)
+
+
+def _dump_request(request: MigrateRequest, transaction: str) -> DumpRequest:
+    spool = Path(os.environ.get("GPUCKPT_TMPDIR") or SPOOL)
+    return DumpRequest(
+        pid=request.pid,
+        image=request.keep_image or spool / f"{request.pid}-{transaction[:8]}",
+        tcp=request.tcp,
+        allow=request.allow,
+        keep_argv=request.keep_argv,
+        timeout_seconds=request.timeout_seconds,
+        lock_timeout_seconds=request.lock_timeout_seconds,
+        settle_seconds=request.settle_seconds,
+        force_program=request.force_program,
+        huge_pages=request.huge_pages,
+        level=request.level,
+        workers=request.workers,
+        capture_files=request.carry_files,
+        capture_code=False,
+    )
+
+
+def _make_spool(spool: Path, request: MigrateRequest) -> None:
+    if request.keep_image is None and spool == SPOOL:
+        with contextlib.suppress(OSError):  # the checks say what is wrong with it
+            spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+        tidying.tidy(spool)
+
+
+def _terms(request: MigrateRequest, transaction: str, coming: tuple[Directory, ...]) -> Terms:
+    name = f"{os.uname().nodename}-{request.pid}-{transaction[:8]}"
+    return Terms(
+        transaction=transaction,
+        name=name,
+        seed=f"{name}-seed" if request.pre_seed else "",
+        directory=request.reach.location.path,
+        stdio={str(number): path for number, path in request.stdio.items()},
+        gpu_map=request.gpu_map,
+        allow=tuple(sorted(request.allow)),
+        settle_seconds=request.settle_seconds,
+        force_program=request.force_program,
+        huge_pages=request.huge_pages,
+        readiness=request.readiness,
+        directories=coming,
+    )
+
+
+def _named(finding: Finding, where: str) -> Finding:
+    """Which host a finding is about."""
+    return replace(finding, found=f"on {where}: {finding.found}")
+
+
+@dataclass
+class MigrateWork(DumpWork):
+    """One migration at work, after the checks of both hosts have passed: a dump with another ending."""
+
+    there: Destination = field(kw_only=True)
+    terms: Terms = field(kw_only=True)
+    wanted: MigrateRequest = field(kw_only=True)
+    arrived: dict[str, Any] = field(default_factory=dict)
+    """The report of the copy, and of the transfer."""
+    downtime_seconds: float | None = None
+    kept: bool = False
+    """The image stays here."""
+    seed: Seed | None = None
+    _alive_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def _here(self) -> str:
+        return self.facts.host.hostname
+
+    def _job_is_on(self, host: str, words: str) -> None:
+        self.machine.listener(Event("job", "note", words, job_is_on=host))
+
+    def _converse(self, owner: OwnerHandle, partial: PartialImage) -> Report:
+        self._job_is_on(self._here, f"the job is on {self._here}")
+        return super()._converse(owner, partial)
+
+    def _prepare(self, partial: PartialImage) -> Capturing:
+        """Where nothing stays here, packs go straight to the other host: connect before the tree stands still."""
+        why_not = self.wanted.keep_image is not None or capturing.why_not_streamed(self.facts.host.criu)
+        if not why_not:
+            count = min(self.request.workers or capturing.default_workers(), MOST_CONNECTIONS)
+            count = self.wanted.reach.connections or count
+            store = self.there.store
+            self.far = beside(lambda: FarPacks(store, self._place_there, count), lambda: _check(self.interruption))
+        return super()._prepare(partial)
+
+    def _keep_alive(self) -> None:
+        if time.monotonic() - self._alive_at > ALIVE_SECONDS:
+            self._alive_at = time.monotonic()
+            self.there.keep_alive()
+            if self.far is not None:
+                self.far.keep_alive()
+
+    def _put_away(self, partial: PartialImage) -> None:
+        if not self.kept:
+            partial.discard()
+
+    def _at_gate(self, owner: OwnerHandle, capture: Capture) -> None:
+        """The tree stands still. Whatever fails before `go` lets it go on."""
+        vigil = Vigil(owner, self.machine, self.interruption)
+        self._send(capture, vigil)
+        self.machine.listener(Event("prepare", "begin"))
+        begun = time.monotonic()
+        self.there.prepare(self.terms, vigil.check)
+        self.arrived["seconds"] = {**self.arrived["seconds"], "prepare": time.monotonic() - begun}
+        self.interruption.check()
+        tell(owner, "give", to=self.there.where)
+        hear(owner, ("given",), self.machine)
+        self._let_it_run(owner, capture)
+        self._watch(owner)
+
+    def _send(self, capture: Capture, vigil: Vigil) -> None:
+        """The image to the other host, verified and published there. Raises GpuckptError, OSError, BrokenOff."""
+        keep = self.wanted.keep_image is not None
+        raw = self._compose(capture, None, vigil.check, capture.partial.sync_parts if keep else lambda: None)
+        assert self.manifest is not None  # noqa: S101 - composed
+        offer = SpoolOffer(capture.partial.path, raw, self.manifest)
+        run = attempts.Run(self.wanted.reach, self.machine.listener, vigil)
+        streamed = self.far.sent_bytes if self.far is not None else 0
+        place = self._place_there
+        try:
+            arrival = self.there.store.receive(place, raw)
+            arrival.durable = False
+            try:
+                run.through(attempts.Ends(offer, arrival, self.there.store))
+            finally:
+                arrival.close()
+        except (LinkLost, NotReached) as lost:
+            raise TransferFailed(
+                f"the connection to {self.there.where} was lost: {lost}", "repeat the command"
+            ) from None
+        self.arrived |= run.data(offer, f"{self.there.where}:{place}", "")
+        self.arrived["bytes_sent"] += streamed
+        self.arrived["bytes_skipped"] -= min(streamed, self.arrived["bytes_skipped"])
+        self.arrived["connections"] = max(self.arrived["connections"], self.far.count if self.far is not None else 0)
+        if keep:
+            capture.partial.publish(raw)
+            self.kept = True
+
+    @property
+    def _place_there(self) -> str:
+        return str(Path(self.terms.directory or INCOMING_PLACE) / self.terms.name)
+
+    def _let_it_run(self, owner: OwnerHandle, capture: Capture) -> None:
+        self.machine.listener(Event("go", "begin"))
+        self._job_is_on("unknown", f"the job is given to {self.there.where}")
+        self.given, begun = "hold", time.monotonic()
+        verdict = self.there.go(self.terms.transaction, self.interruption.check_signals)
+        if verdict == "cancelled":
+            self.given = "resume"
+            self._job_is_on(self._here, f"the job is on {self._here}: its copy on {self.there.where} never ran")
+            raise DumpFailed(f"the copy on {self.there.where} ended before it ran", "repeat the command")
+        if verdict is None:
+            raise self._unanswered()
+        if verdict == "ended":
+            raise RestoredUnhealthy(f"the job came alive on {self.there.where} and has ended there", self._ways())
+        self.given, self.published = "end", True
+        self.arrived["seconds"] = {**self.arrived["seconds"], "go": time.monotonic() - begun}
+        self.downtime_seconds = time.monotonic() - capture.said["frozen_since"]
+        tell(owner, "runs-there")
+        self._job_is_on(self.there.name, f"the job is on {self.there.where}, and runs")
+
+    def _watch(self, owner: OwnerHandle) -> None:
+        """How it does there. A link that is lost now costs only this look."""
+        try:
+            report = self.there.watch(lambda: None)
+        except (GpuckptError, FormError, ValueError) as trouble:
+            self.notes.append(f"the job runs on {self.there.where}; it could not be watched there: {trouble}")
+            return
+        told, error = report["data"], report.get("error")
+        self.arrived |= {key: told[key] for key in FROM_THERE if key in told}
+        self.arrived["seconds_there"] = told.get("seconds")
+        self.notes += [str(note) for note in told.get("notes") or ()][:100]
+        if error is not None:
+            self.given, self.published = "hold", False
+            raise RestoredUnhealthy(f"on {self.there.where}: {str(error.get('message'))[:1000]}", self._ways())
+        self._finish(owner)
+
+    def _finish(self, _owner: OwnerHandle) -> None:
+        try:
+            self.there.finish(self.terms, lambda: None)
+        except GpuckptError as error:
+            self.notes.append(f"{self._place_there} stays on {self.there.where}: {error}")
+
+    def _unanswered(self) -> GoUnanswered:
+        return GoUnanswered(
+            f"{self.there.where} does not answer; the job may run there, and is held here", self._ways()
+        )
+
+    def _ways(self) -> str:
+        """Both ways out, as commands."""
+        pids = " ".join(str(pid) for pid in self.facts.tree.pids)
+        root = self.facts.tree.root.pid
+        return (
+            f"look at process {root} on {self.there.where}; where it runs there, end it here: `kill -KILL {pids}`; "
+            f"where it does not, resume it here: `gpuckpt restore --tree {root}`"
+        )
+
+    def _abort(self, owner: OwnerHandle, trouble: Exception) -> Report:
+        if self.given != "resume":
+            return self._hold(owner, trouble)
+        self.there.close()
+        try:
+            return super()._abort(owner, trouble)
+        finally:
+            self._discard_seed(trouble)
+
+    def _discard_seed(self, trouble: Exception) -> None:
+        """The tree goes on here, and what was sent before is of no use; a host that is out of reach keeps it."""
+        if self.seed is not None and not isinstance(trouble, (TransferFailed, OSError)):
+            with contextlib.suppress(GpuckptError, BrokenOff):
+                there = Destination(self.wanted.reach, self.interruption.check)
+                there.discard_seed(self.terms)
+                there.close()
+
+    def _hold(self, owner: OwnerHandle, trouble: Exception) -> Report:
+        """Leave it held here, out of CRIU's hands. Raises the trouble."""
+        self.tree_is_held = True
+        error = trouble if isinstance(trouble, GpuckptError) else self._unanswered()
+        try:
+            tell(owner, "hold")
+            said = hear(owner, ("held",), self.machine)
+            seen = seen_of(said)
+        except (OwnerGone, OwnerSays):
+            seen = ()
+            with contextlib.suppress(TreeHeld):
+                self._repair(error)
+        if any(one.state == "running" for one in seen):
+            error.hint = f"seen here: {words_for_seen(seen)}; {error.hint}"
+        error.process = "frozen"
+        raise error
+
+    def _report(self, done: dict[str, Any], process: ProcessState) -> Report:
+        """What the dump says, and the transfer, and the copy."""
+        dumped = super()._report(done, process)
+        there = self.arrived.pop("seconds_there", None) or {}
+        notes = (*dumped.data["notes"], *self.arrived.pop("notes", ()), *self.notes)
+        data = {
+            **dumped.data,
+            **self.arrived,
+            "to": self.there.where,
+            "seconds": {**dumped.data["seconds"], **self.arrived.get("seconds", {}), **there},
+            "downtime_seconds": self.downtime_seconds,
+            "image": str(self.wanted.keep_image) if self.kept else None,
+            "notes": list(dict.fromkeys(notes)),
+        }
+        if not self.terms.directory:
+            data["location"] = None
+        if self.seed is not None:
+            data["seed"] = self.seed.data
+        return Report("migrate", "ok", "restored", data, self.findings)

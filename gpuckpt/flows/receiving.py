@@ -1,0 +1,276 @@
+"""The far side of a migration: judges a job that may come, brings its copy up to where it could run, lets it go.
+
+    judge     the draft of a manifest: all restore checks, nothing is touched
+    prepare   the image that has arrived comes up, held: memory in, GPU restored, no instruction run
+    go        the copy runs from here on, unless somebody decided otherwise (owner/decision.py)
+    watch     how it does
+    verdict   on any connection: what became of `go`; a copy that was not let go yet never will be
+    finish    the other side knows how it ended
+    discard   the image that was sent before is not needed any more
+    sample    some bytes, to see how fast they travel
+
+The end of the connection before `go` ends the copy, which has not run; so does the death of this process, for then
+the copy's owner sees an end of file, and the owner's death, by the kernel (PTRACE_O_EXITKILL). After `go` it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpuckpt import checks
+from gpuckpt.flows import carrying, gather, tidying
+from gpuckpt.flows import restore as restoring
+from gpuckpt.flows.interruption import Interruption
+from gpuckpt.flows.machine import this_machine
+from gpuckpt.flows.places import require_places
+from gpuckpt.flows.reporting import reported
+from gpuckpt.model import manifest as manifests
+from gpuckpt.model.errors import GpuckptError, MachineLacks, Refused, RestoreFailed
+from gpuckpt.model.jsonform import from_json, to_json
+from gpuckpt.model.migration import INCOMING_PLACE, QUESTIONS, Terms, Verdict
+from gpuckpt.model.report import Report
+from gpuckpt.model.requests import RestoreRequest
+from gpuckpt.owner import decision, runs
+from gpuckpt.stores import directory, frames
+from gpuckpt.system import limits, procfs
+from gpuckpt.system.links import LinkLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpuckpt.stores.serving import Answer, Handler
+    from gpuckpt.system.links import Link
+
+    T = TypeVar("T")
+
+LOOK_SECONDS = 0.05
+WORKING_SECONDS = 5.0
+ENDED = (None, "Z", "X")
+
+
+class Copy(threading.Thread):
+    """The restore of a copy, which stops where it could let it run. A Departure."""
+
+    def __init__(self, request: RestoreRequest, terms: Terms) -> None:
+        super().__init__(name="copy", daemon=True)
+        self.transaction, self.terms = terms.transaction, terms
+        self.interruption = Interruption(None)
+        self.report: Report | None = None
+        """How it ended."""
+        self.stands_ready, self.runs, self.over = threading.Event(), threading.Event(), threading.Event()
+        self.may_run = threading.Event()
+        self._request = request
+
+    def run(self) -> None:
+        """Bring it up, wait, let it run, look at it."""
+        made: list[str] = []
+        try:
+            made += carrying.make(self.terms.directories)
+            self.report = reported("restore", self._restore)
+        except Exception as error:  # noqa: BLE001 - the other side must hear of it, and resume its own
+            failed = RestoreFailed(f"{type(error).__name__}: {error}", "this is a bug in gpuckpt")
+            self.report = Report("restore", "failed", "untouched", error=failed)
+        finally:
+            if not self.runs.is_set():
+                carrying.unmake(made)
+            self.over.set()
+
+    def _restore(self) -> Report:
+        limits.require_descriptors()
+        return restoring.restore(self._request, this_machine(lambda _event: None), self.interruption, self)
+
+    def ready(self) -> None:
+        """It stands ready: wait for `go`."""
+        self.stands_ready.set()
+        while not self.may_run.wait(LOOK_SECONDS):
+            self.interruption.check()
+
+    def running(self) -> None:
+        """It runs."""
+        self.runs.set()
+
+    def end(self) -> None:
+        """The other side has gone: what does not run yet never will."""
+        self.interruption.break_off("the other host has gone")
+        self.join()
+
+
+class Receiver:
+    """One connection's part in a migration."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+        self._copy: Copy | None = None
+        self._handlers: dict[str, Handler] = {name: getattr(self, f"_{name}") for name in QUESTIONS}
+
+    def answer(self, header: dict[str, Any], payload: memoryview) -> Answer:
+        """Answer one of QUESTIONS. Raises GpuckptError, LinkLost, OSError, KeyError, TypeError, ValueError."""
+        return self._handlers[header["do"]](header, payload)
+
+    def close(self) -> None:
+        """The connection has ended."""
+        if self._copy is not None:
+            self._copy.end()
+            _put_away(self._copy.terms)
+
+    def _judge(self, header: dict[str, Any], payload: memoryview) -> Answer:
+        terms = from_json(Terms, header["terms"])
+        draft = manifests.decode(bytes(payload), "the draft")
+        request = _request(terms)
+        require_places(request.stdio)
+        runs.refuse_busy(draft.tree.ids)
+        contents = self._at_length(lambda: carrying.compare(_digests(header), self._require_link))
+        facts = gather.restore_facts(request, draft, this_machine(lambda _event: None), {})
+        here = carrying.as_if_made(facts.files_here, terms.directories)
+        facts = replace(facts, files_here=here, contents=contents)
+        findings = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
+        told = {
+            "findings": to_json(findings),
+            "place": str(request.image),
+            "space_bytes": gather.free_bytes(request.image.parent),
+        }
+        return {}, json.dumps(told).encode()
+
+    def _prepare(self, header: dict[str, Any], _payload: memoryview) -> Answer:
+        if self._copy is not None:
+            raise Refused("this connection has a copy already", "use another one")
+        terms = from_json(Terms, header["terms"])
+        decision.forget_old()
+        tidying.tidy(Path(INCOMING_PLACE))
+        self._copy = Copy(_request(terms), terms)
+        self._copy.start()
+        self._while_the_link_lasts(lambda copy: copy.stands_ready.is_set() or copy.over.is_set())
+        if self._copy.stands_ready.is_set() and not self._copy.over.is_set():
+            return {"ready": True}, b""
+        raise self._failure(self._copy)
+
+    def _go(self, _header: dict[str, Any], _payload: memoryview) -> Answer:
+        """From here on no end of the link counts: what the owner does stands."""
+        copy = self._the_copy()
+        copy.may_run.set()
+        while not copy.runs.wait(LOOK_SECONDS) and not copy.over.is_set():
+            pass
+        return {"verdict": "running" if copy.runs.is_set() else _verdict(copy.transaction)}, b""
+
+    def _watch(self, _header: dict[str, Any], _payload: memoryview) -> Answer:
+        self._while_the_link_lasts(lambda copy: copy.over.is_set())
+        report = self._the_copy().report
+        assert report is not None  # noqa: S101 - it is over
+        return {}, json.dumps(report.to_json()).encode()
+
+    def _verdict(self, header: dict[str, Any], _payload: memoryview) -> Answer:
+        return {"verdict": _verdict(header["transaction"])}, b""
+
+    def _finish(self, header: dict[str, Any], _payload: memoryview) -> Answer:
+        terms = from_json(Terms, header["terms"])
+        decision.forget(terms.transaction)
+        if terms.directory:
+            directory.sync_below(_place(terms))
+        _put_away(terms)
+        return {}, b""
+
+    @staticmethod
+    def _discard(header: dict[str, Any], _payload: memoryview) -> Answer:
+        terms = from_json(Terms, header["terms"])
+        if terms.seed:
+            tidying.remove(_place(replace(terms, name=terms.seed)))
+        return {}, b""
+
+    @staticmethod
+    def _sample(_header: dict[str, Any], _payload: memoryview) -> Answer:
+        return {}, b""
+
+    def _the_copy(self) -> Copy:
+        if self._copy is None:
+            raise Refused("this connection has no copy", "prepare one first")
+        return self._copy
+
+    def _while_the_link_lasts(self, done: Callable[[Copy], bool]) -> None:
+        """The end of the connection breaks off what does not run yet."""
+        copy = self._the_copy()
+        self._until(lambda: done(copy))
+
+    def _at_length(self, act: Callable[[], T]) -> T:
+        """Do what may take long; `act` looks for the end of the connection."""
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(act)
+            self._until(future.done)
+            return future.result()
+
+    def _require_link(self) -> None:
+        if self._link.has_ended():
+            raise LinkLost("the other host has gone")
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        """Wait, and say that work goes on. Raises LinkLost."""
+        said = time.monotonic()
+        while not done():
+            time.sleep(LOOK_SECONDS)
+            self._require_link()
+            if time.monotonic() - said > WORKING_SECONDS:
+                said = time.monotonic()
+                frames.send(self._link, {"working": [0, 0]})
+
+    @staticmethod
+    def _failure(copy: Copy) -> GpuckptError:
+        report = copy.report
+        if report is None or report.error is None:
+            return RestoreFailed("the copy came to an end before it could run", "try again")
+        return report.error
+
+
+def _put_away(terms: Terms) -> None:
+    """Remove what was not to stay: the image, unless it has a directory, and the one that was sent before."""
+    if not terms.directory:
+        tidying.remove(_place(terms), terms.transaction)
+    if terms.seed:
+        tidying.remove(_place(replace(terms, name=terms.seed)))
+
+
+def _digests(header: dict[str, Any]) -> dict[str, str]:
+    """Path -> BLAKE3. Raises ValueError, TypeError."""
+    found = {str(path): str(digest) for path, digest in dict(header.get("digests") or {}).items()}
+    if any(not path.startswith("/") or "\0" in path for path in found):
+        raise ValueError(found)
+    return found
+
+
+def _request(terms: Terms) -> RestoreRequest:
+    return RestoreRequest(
+        image=_place(terms),
+        stdio={int(number): Path(path) for number, path in terms.stdio.items()},
+        gpu_map=terms.gpu_map,
+        allow=frozenset(terms.allow),
+        settle_seconds=terms.settle_seconds,
+        force_program=terms.force_program,
+        huge_pages=terms.huge_pages,
+        overwrite_files=True,
+        readiness=terms.readiness,
+    )
+
+
+def _place(terms: Terms) -> Path:
+    if "/" in terms.name or terms.name in ("", ".", "..") or not decision.NAME.fullmatch(terms.transaction):
+        raise ValueError(terms.name)
+    paths = (*terms.stdio.values(), *(one.path for one in terms.directories))
+    if any(not path.startswith("/") or ".." in path.split("/") or "\0" in path for path in paths):
+        raise ValueError(paths)
+    return Path(terms.directory or INCOMING_PLACE).expanduser().absolute() / terms.name
+
+
+def _verdict(transaction: str) -> Verdict:
+    """What became of a copy; one that was not let go yet never will be from here on."""
+    try:
+        stands = decision.decide(transaction, "cancelled")
+    except OSError as error:
+        raise MachineLacks(f"/run cannot be written: {error.strerror}", "make room in /run") from None
+    if stands.word == "cancelled":
+        return "cancelled"
+    root = stands.ids[:1]
+    return "running" if any(procfs.state(one) not in ENDED for one in root) else "ended"

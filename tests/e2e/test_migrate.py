@@ -1,0 +1,232 @@
+"""migrate: a job goes on on the other host, with what it had open; what cannot work is refused before it stands still."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+import pytest
+
+from tests import harness
+from tests.e2e.rounds import SETTLE, explain, goes_on
+from tests.harness import PROGRAMS, Answer, numbers, wait_for, wait_for_count
+from tests.sshd import REMOTE_COMMAND
+from tests.twohosts import TwoHosts
+
+pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
+
+LOG = "/srv/log"
+
+
+def migrate(hosts: TwoHosts, pid: int, *options: object, to: str = "b", reach: tuple = ()) -> Answer:
+    """From a to b."""
+    return hosts.a.gpuckpt("migrate", "--tree", pid, to, *(reach or hosts.reach), *SETTLE, *options, timeout=240)
+
+
+def moved(hosts: TwoHosts, pid: int, *options: object, to: str = "b", log: str = LOG) -> Answer:
+    """A migration that must work: the job counts on there, without a gap, and is gone here."""
+    answer = migrate(hosts, pid, *options, to=to)
+    assert (answer.status, answer.report["outcome"], answer.report["process"]) == (0, "ok", "restored"), explain(answer)
+    assert not hosts.a.alive(pid)
+    goes_on(hosts.b.outside(log), numbers(hosts.a.outside(log))[-1])
+    assert hosts.b.alive(pid)
+    owners = [one["job_is_on"] for one in map(_event, answer.stderr.splitlines()) if "job_is_on" in one]
+    assert owners == ["a", "unknown", "b"]
+    return answer
+
+
+def _event(line: str) -> dict:
+    return harness.json.loads(line) if line.startswith("{") else {}
+
+
+def assert_untouched(hosts: TwoHosts, pid: int) -> None:
+    """The job counts on here; nothing of it, and of its image, is there."""
+    before = numbers(hosts.a.outside(LOG))[-1]
+    wait_for_count(hosts.a.outside(LOG), before + 3)
+    assert hosts.a.alive(pid)
+    left = hosts.b.run("sh", "-c", "ls -d /srv/images/* /run/gpuckpt/runs/* 2>/dev/null", check=False).stdout
+    assert left == ""
+
+
+def refused(answer: Answer) -> str:
+    """The checks that refuse, in one text; each says of which host it speaks."""
+    assert (answer.status, answer.report["process"]) == (20, "untouched"), explain(answer)
+    blocks = [one for one in answer.report["findings"] if one["verdict"] == "fail" and one["severity"] == "block"]
+    assert all(one["found"].startswith("on b: ") for one in blocks), blocks
+    return " ".join(one["id"] for one in blocks)
+
+
+def test_a_tree_moves_with_pipes_and_connections_between_its_processes(two_hosts):
+    a, b = two_hosts.a, two_hosts.b
+    a.worsen_link()
+    b.worsen_link()
+    pid = a.python("kinds.py", "ring", LOG)
+    wait_for_count(a.outside(LOG), 3)
+    answer = moved(two_hosts, pid)
+    data = answer.report["data"]
+    assert len(data["pids"]) == 4
+    assert 0 < data["downtime_seconds"] <= data["frozen_seconds"]
+    assert data["location"] is None and data["image"] is None
+    assert (
+        b.run("sh", "-c", "ls /var/lib/gpuckpt/incoming | grep -- -$0- || true", pid).stdout.count(data["image_id"][:8])
+        == 0
+    )
+    # And back again, the other way round: it is a job like any other.
+    home = b.gpuckpt("migrate", "--tree", pid, "a", *two_hosts.reach, *SETTLE)
+    assert home.status == 0, explain(home)
+    goes_on(a.outside(LOG), numbers(b.outside(LOG))[-1])
+
+
+def test_a_server_moves_with_its_port_its_files_and_its_memory(two_hosts):
+    a, b = two_hosts.a, two_hosts.b
+    for name in ("app", "app/deep"):
+        a.outside(f"/srv/{name}").mkdir(mode=0o750)
+    pid = a.daemon(
+        "env", "--chdir=/srv/app/deep", sys.executable, PROGRAMS / "caller.py", "/srv/app/log", "-", "-", 4711
+    )
+    wait_for_count(a.outside("/srv/app/log"), 3)
+    answer = moved(two_hosts, pid, "--keep-image", "/srv/kept", to="b:/srv/images", log="/srv/app/log")
+    assert b.run(sys.executable, "-c", ASK).stdout == "olleh\n"
+    assert a.run(sys.executable, "-c", ASK, check=False).returncode != 0
+    assert b.outside("/srv/app/deep").stat().st_mode & 0o777 == 0o750
+    data = answer.report["data"]
+    assert data["location"] == f"b:/srv/images/a-{pid}-{data['image_id'][:8]}"
+    for host, image in ((a, "/srv/kept"), (b, data["location"].partition(":")[2])):
+        looked = host.gpuckpt("inspect", image, "--verify")
+        assert looked.report["data"]["verified"] is True
+        assert looked.report["data"]["manifest"]["image_id"] == data["image_id"]
+
+
+ASK = """
+import socket
+with socket.create_connection(("127.0.0.1", 4711), 30) as caller:
+    caller.sendall(b"hello")
+    print(caller.recv(100).decode())
+"""
+
+
+def test_what_was_sent_before_is_not_sent_again(two_hosts):
+    a, b = two_hosts.a, two_hosts.b
+    pid = a.python("counter.py", LOG, 40)
+    wait_for_count(a.outside(LOG), 3)
+    answer = moved(two_hosts, pid, "--pre-seed", to="b:/srv/images")
+    data = answer.report["data"]
+    assert data["seed"]["bytes_sent"] > 40_000_000
+    assert data["bytes_sent"] < 8_000_000
+    b.run("kill", "-USR1", pid)
+    wait_for(lambda: "SUM" in b.outside(LOG).read_text(), "the job looks at its memory")
+    assert "XSUM" in b.outside(LOG).read_text()
+    assert [one.name for one in b.outside("/srv/images").iterdir()] == [f"a-{pid}-{data['image_id'][:8]}"]
+
+
+def test_streams_that_lead_outside_go_on_into_files_of_the_other_host(two_hosts):
+    a, b = two_hosts.a, two_hosts.b
+    job = a.start("setsid", sys.executable, PROGRAMS / "talker.py", LOG, stdin=harness.subprocess.PIPE)
+    wait_for_count(a.outside(LOG), 3)
+    pid = int(a.run("pgrep", "-f", "talker.py").stdout)
+    assert "stdio" in refused(migrate(two_hosts, pid))
+    answer = migrate(two_hosts, pid, "--stdin", "/dev/null", "--stdout", "/srv/nowhere/out", "--stderr", "/srv/err")
+    assert answer.status == 21 and "/srv/nowhere" in answer.error["message"], explain(answer)
+    files = ("--stdin", "/dev/null", "--stdout", "/srv/out", "--stderr", "/srv/err")
+    answer = migrate(two_hosts, pid, *files)
+    assert answer.status == 0, explain(answer)
+    wait_for(lambda: b.outside("/srv/out").exists() and b.outside("/srv/out").read_text(), "it speaks there")
+    for pipe in (job.stdin, job.stdout, job.stderr):
+        pipe.close()
+    job.wait(30)
+
+
+@pytest.fixture
+def job(two_hosts):
+    """A counter on a, which must go on there."""
+    pid = two_hosts.a.python("counter.py", LOG, 30)
+    wait_for_count(two_hosts.a.outside(LOG), 3)
+    return pid
+
+
+def test_what_cannot_work_there_is_refused_before_anything_is_touched(two_hosts, job):
+    b = two_hosts.b
+    plan = migrate(two_hosts, job, "--dry-run")
+    assert (plan.status, plan.report["outcome"]) == (0, "planned"), explain(plan)
+    assert plan.report["data"]["estimate"]["image_bytes"] > 30_000_000
+
+    b.run("sh", "-c", f"echo {job - 1} > /proc/sys/kernel/ns_last_pid; setsid sleep 1000 </dev/null >/dev/null 2>&1 &")
+    assert b.alive(job)
+    answer = migrate(two_hosts, job)
+    assert refused(answer) == "pids-free"
+    assert f"{job} by" in answer.error["message"]
+    b.run("kill", "-KILL", job)
+
+    b.outside("/srv/small").mkdir(mode=0o700)
+    b.run("mount", "-t", "tmpfs", "-o", "size=20m,mode=700", "tmpfs", "/srv/small")
+    assert refused(migrate(two_hosts, job, to="b:/srv/small")) == "disk-space"
+
+    assert migrate(two_hosts, job, reach=("--ssh-config", two_hosts.config)).status == 10  # no gpuckpt there
+    old = (
+        f"import sys; from gpuckpt.stores import frames; frames.FEATURES = (); sys.argv = ['gpuckpt', 'serve']; {MAIN}"
+    )
+    command = REMOTE_COMMAND.replace("-m gpuckpt", f"-c {shlex.quote(old)}")
+    answer = migrate(two_hosts, job, reach=("--ssh-config", two_hosts.config, "--remote-command", command))
+    assert answer.status == 10 and "too old" in answer.error["message"], explain(answer)
+
+    for words in (("--stdout", "relative"), ("--carry-files", ""), ("--gpu", "x")):
+        assert migrate(two_hosts, job, *words).status == 2
+    assert migrate(two_hosts, job, to="b:relative").status == 2
+    assert_untouched(two_hosts, job)
+    moved(two_hosts, job)
+
+
+MAIN = "from gpuckpt.cli.app import main; main()"
+
+
+def test_files_are_compared_there_and_go_along_where_they_differ(two_hosts):
+    a, b = two_hosts.a, two_hosts.b
+    for host, text in ((a, "content"), (b, "CONTENT")):
+        host.outside("/srv/data").write_text(text)
+    a.outside("/srv/libz.so.1").write_bytes(LIBRARY.read_bytes())
+    opens = 'exec 7</srv/data; LD_PRELOAD=/srv/libz.so.1 exec "$@"'
+    pid = a.daemon("sh", "-c", opens, "sh", sys.executable, PROGRAMS / "counter.py", LOG, 5)
+    wait_for_count(a.outside(LOG), 3)
+
+    answer = migrate(two_hosts, pid, "--carry-files", "/srv/*")  # a library is never carried
+    assert refused(answer) == "files-missing"
+    assert "/srv/libz.so.1" in answer.error["message"]
+    b.outside("/srv/libz.so.1").write_bytes(LIBRARY.read_bytes())
+    answer = migrate(two_hosts, pid)
+    assert refused(answer) == "files-content"
+    assert "/srv/data" in answer.error["message"]
+
+    b.outside(LOG).write_text("another's\n")
+    answer = moved(two_hosts, pid, "--carry-files", "all")
+    assert b.outside("/srv/data").read_text() == "content"
+    acts = {one["path"]: one for one in answer.report["data"]["files"]}
+    assert acts["/srv/data"]["act"] == acts[LOG]["act"] == "replace"
+    assert b.outside(acts[LOG]["kept_as"]).read_text() == "another's\n"
+
+
+LIBRARY = next(
+    one for one in map(harness.Path, ("/lib/x86_64-linux-gnu/libz.so.1", "/usr/lib64/libz.so.1")) if one.exists()
+)
+
+
+def test_a_disk_that_fills_up_there_meanwhile_costs_the_job_nothing(two_hosts):
+    a, b = two_hosts.a, two_hosts.b
+    b.outside("/srv/images").mkdir(mode=0o700)
+    b.run("mount", "-t", "tmpfs", "-o", "size=100m,mode=700", "tmpfs", "/srv/images")
+    pid = a.python("counter.py", LOG, 40)
+    wait_for_count(a.outside(LOG), 3)
+    main = a.start_gpuckpt(
+        "migrate", "--tree", pid, "b:/srv/images", *two_hosts.reach, *SETTLE, "--bwlimit", "10M",
+    )  # fmt: skip
+    b.run(
+        "sh",
+        "-c",
+        "until ls -d /srv/images/*.partial; do sleep 0.02; done; dd if=/dev/zero of=/srv/images/full bs=1M || true",
+    )
+    said, errors = main.communicate(timeout=200)
+    report = harness.json.loads(said)
+    assert (main.returncode, report["process"]) == (30, "running"), (report["error"], errors)
+    assert "disk is full" in report["error"]["message"]
+    b.run("rm", "/srv/images/full")
+    assert_untouched(two_hosts, pid)
+    moved(two_hosts, pid, to="b:/srv/images")

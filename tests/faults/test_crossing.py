@@ -1,0 +1,53 @@
+"""A migration with something killed -9 in it: one copy of the job runs, or one is held and one command brings it back.
+
+The cells where the order of two steps could be wrong; `make crossings` has all of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import twohosts
+from tests.faults.crossing import cross
+
+pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
+
+CELLS = (
+    ("ssh", "transferring"),
+    ("far serve", "prepared"),
+    ("far owner", "prepared"),
+    ("source both", "prepared"),
+    ("source owner", "given"),
+    ("source main", "go sent"),
+    ("source criu", "go sent"),
+    ("far owner", "go sent"),
+    ("source main", "running"),
+    ("far serve", "running"),
+)
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    """Two hosts for all cells."""
+    why = twohosts.missing()
+    if why:
+        pytest.skip(why)
+    made = twohosts.TwoHosts(tmp_path_factory.mktemp("hosts"))
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=" at ".join)
+def test_exactly_one_copy_is_left(hosts, cell):
+    outcome = cross(hosts, CELLS.index(cell), *cell)
+    print(outcome.row())
+    assert outcome.hit, outcome
+    assert outcome.right, outcome
+
+
+def test_a_go_without_an_answer_leaves_the_job_held_and_says_both_ways_out(hosts):
+    outcome = cross(hosts, len(CELLS), "sshd", "go sent")
+    assert outcome.status == 51
+    assert (outcome.here, outcome.there) == ("held", "runs")  # it came alive there, and nobody could say so
+    assert "`kill -KILL " in outcome.words
+    assert "`gpuckpt restore --tree " in outcome.words
