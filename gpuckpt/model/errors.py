@@ -121,7 +121,7 @@ class GoUnanswered(GpuckptError):
 
     code = "go-unanswered"
     status = 51
-    meaning = "migrate: `go` was sent and not answered; the job is held here"
+    meaning = "the other host did not answer `go`; the job is held and does not run here"
     process: ProcessState = "frozen"
 
 

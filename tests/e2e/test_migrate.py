@@ -85,7 +85,16 @@ def test_a_server_moves_with_its_port_its_files_and_its_memory(two_hosts):
         "env", "--chdir=/srv/app/deep", sys.executable, PROGRAMS / "caller.py", "/srv/app/log", "-", "-", 4711
     )
     wait_for_count(a.outside("/srv/app/log"), 3)
-    answer = moved(two_hosts, pid, "--keep-image", "/srv/kept", to="b:/srv/images", log="/srv/app/log")
+    answer = moved(
+        two_hosts,
+        pid,
+        "--keep-image",
+        "/srv/kept",
+        "--ready-tcp",
+        "127.0.0.1:4711",
+        to="b:/srv/images",
+        log="/srv/app/log",
+    )
     assert b.run(sys.executable, "-c", ASK).stdout == "olleh\n"
     assert a.run(sys.executable, "-c", ASK, check=False).returncode != 0
     assert b.outside("/srv/app/deep").stat().st_mode & 0o777 == 0o750
