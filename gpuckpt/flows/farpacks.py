@@ -95,22 +95,30 @@ def _as_failure(where: str):  # type: ignore[no-untyped-def]  # noqa: ANN202 - a
         raise TransferFailed(f"the connection to {where} was lost: {lost}", "repeat the command") from None
 
 
+def _joined(peer: Peer, place: str, token: str) -> FarPack:
+    try:
+        peer.ask({"do": "pack-join", "path": place, "token": token})
+    except BaseException:
+        peer.close()
+        raise
+    return FarPack(peer)
+
+
 class FarPacks:
     """All packs of one capture, below `place` on the other host."""
 
     def __init__(self, store: SshStore, place: str, count: int) -> None:
-        """Make room there and connect `count` times. Raises GpuckptError."""
+        """Make room there and connect up to `count` times. Raises GpuckptError where not even one comes."""
         self._packs: list[FarPack] = []
         with _as_failure(store.first.where):
-            answer = store.question({"do": "packs", "path": place}).header
-            try:
-                for _ in range(count):
-                    peer = store.another()
-                    self._packs.append(FarPack(peer))
-                    peer.ask({"do": "pack-join", "path": place, "token": str(answer.get("token"))})
-            except BaseException:
-                self.cut()
-                raise
+            token = str(store.question({"do": "packs", "path": place}).header.get("token"))
+            for number in range(count):
+                try:
+                    self._packs.append(_joined(store.another(), place, token))
+                except (LinkLost, GpuckptError):
+                    if number == 0:
+                        raise
+                    break  # that host limits its connections: the others carry all
 
     def open(self, number: int) -> FarPack:
         """The pack of a worker."""

@@ -45,6 +45,7 @@ from gpuckpt.model.errors import (
     RestoredUnhealthy,
     TransferFailed,
     TreeHeld,
+    in_words,
 )
 from gpuckpt.model.jsonform import FormError
 from gpuckpt.model.migration import INCOMING_PLACE, Terms
@@ -219,7 +220,8 @@ def _make_spool(spool: Path, request: MigrateRequest) -> None:
     if request.keep_image is None and spool == SPOOL:
         with contextlib.suppress(OSError):  # the checks say what is wrong with it
             spool.mkdir(mode=0o700, parents=True, exist_ok=True)
-        tidying.tidy(spool)
+        if not request.dry_run:
+            tidying.tidy(spool)
 
 
 def _terms(request: MigrateRequest, transaction: str, coming: tuple[Directory, ...]) -> Terms:
@@ -295,7 +297,7 @@ class MigrateWork(DumpWork):
     def _at_gate(self, owner: OwnerHandle, capture: Capture) -> None:
         """The tree stands still. Whatever fails before `go` lets it go on."""
         vigil = Vigil(owner, self.machine, self.interruption)
-        self._send(capture, vigil)
+        raw = self._send(capture, vigil)
         self.machine.listener(Event("prepare", "begin"))
         begun = time.monotonic()
         self.there.prepare(self.terms, vigil.check)
@@ -305,9 +307,23 @@ class MigrateWork(DumpWork):
         hear(owner, ("given",), self.machine)
         self._let_it_run(owner, capture)
         self._watch(owner)
+        self._keep(capture, raw)
 
-    def _send(self, capture: Capture, vigil: Vigil) -> None:
-        """The image to the other host, verified and published there. Raises GpuckptError, OSError, BrokenOff."""
+    def _keep(self, capture: Capture, raw: bytes) -> None:
+        """--keep-image, once the job has gone: a migration that failed leaves nothing that the next one would find."""
+        if self.wanted.keep_image is None:
+            return
+        try:
+            capture.partial.publish(raw)
+            self.kept = True
+        except OSError as error:
+            self.notes.append(f"{self.wanted.keep_image} could not be kept: {in_words(error)}")
+
+    def _send(self, capture: Capture, vigil: Vigil) -> bytes:
+        """The image to the other host, verified and published there; returns its manifest.
+
+        Raises GpuckptError, OSError, BrokenOff.
+        """
         keep = self.wanted.keep_image is not None
         raw = self._compose(capture, None, vigil.check, capture.partial.sync_parts if keep else lambda: None)
         assert self.manifest is not None  # noqa: S101 - composed
@@ -330,9 +346,7 @@ class MigrateWork(DumpWork):
         self.arrived["bytes_sent"] += streamed
         self.arrived["bytes_skipped"] -= min(streamed, self.arrived["bytes_skipped"])
         self.arrived["connections"] = max(self.arrived["connections"], self.far.count if self.far is not None else 0)
-        if keep:
-            capture.partial.publish(raw)
-            self.kept = True
+        return raw
 
     @property
     def _place_there(self) -> str:

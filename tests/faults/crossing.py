@@ -196,7 +196,12 @@ class Crossing:
 
     def answer(self) -> tuple[int | None, str]:
         """Main's status and words; None where it was killed."""
-        self.main.wait(150)
+
+        def ended() -> bool:
+            _continue([self.main.pid])  # nsenter stops with its child, but may do so after that went on
+            return self.main.poll() is not None
+
+        wait_for(ended, "main ends", 150)
         wait_for(lambda: self._said, "main's words")
         if not self._said[0]:
             return None, ""
@@ -250,8 +255,7 @@ def _strike(crossing: Crossing, target: str, step: str) -> bool:
     if step in ("prepared", "go sent"):
         # Main cannot go on from `prepared`, nor the copy's owner from `go`, while they are stopped.
         hit = crossing.until("preparing")
-        # nsenter stops with its child.
-        stopped = [*_stop([crossing.main_pid]), crossing.main.pid] if hit else []
+        stopped = _stop([crossing.main_pid]) if hit else []
         wait_for(lambda: crossing.journal_has(crossing.hosts.b, "prepared"), "the copy stands ready")
         if step == "go sent":
             owner = crossing.of("far owner")
