@@ -140,7 +140,9 @@ class Server:
         self._require_idle()
         once = self._packs.hand_over()
         self._arrival = DirectoryStore().receive(_path(header), bytes(payload))
-        self._arrival.resumable = not once
+        if once:
+            self._arrival.resumable = False
+            self._arrival.trust_packs()
         held = {str(index): found for index, found in self._arrival.held().items()}
         place = self._arrival.place
         return {"place": place, "already": self._arrival.already, "token": self._arrival.token, "held": held}, b""
