@@ -36,9 +36,14 @@ Work = TypeVar("Work")
 Asked = deque[tuple["Frame", Work]]
 
 ALIVE_SECONDS = 10.0
-BEGINS_AGAIN = "the same command begins again"
 REMEMBERED = 8
 """Frames that were read one by one and are kept: the pages that are compared come from few."""
+
+
+def begins_again(failure: GpuckptError) -> GpuckptError:
+    """A failure of a transfer as one of a restore: nothing of it stays that could be gone on with."""
+    failure.hint = failure.hint.replace("continues it", "begins again")
+    return failure
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,9 +128,7 @@ class FarImage:
             self.require_wanted()
             seconds = self._patience.after_a_break(self.received_bytes)
             if seconds is None:
-                failure = far.as_failure(self.reach, why)
-                failure.hint = BEGINS_AGAIN
-                raise failure
+                raise begins_again(far.as_failure(self.reach, why))
             self._tell(f"{why}; connecting again")
             self._over.wait(seconds)
             self.require_wanted()
@@ -217,7 +220,7 @@ class FarFrames:
                     if reader is None and not asked and not alone:
                         return  # a further connection that cannot be had: the others do its share
                     if not isinstance(lost, (LinkLost, NotReached)):
-                        raise
+                        raise begins_again(lost) from None
                     self._image.lost(opened, lost)
                 except OSError as error:
                     raise TransferFailed(f"on {self._image.reach.location.host}: {in_words(error)}") from None

@@ -13,7 +13,7 @@ import pytest
 from tests import harness, packing
 from tests.e2e import rounds
 from tests.faults import arena
-from tests.harness import Answer, Jobs, gpuckpt, start_gpuckpt
+from tests.harness import Answer, Jobs, gpuckpt, resident, start_gpuckpt
 from tests.sshd import REMOTE_COMMAND, ROOT
 
 pytestmark = pytest.mark.criu
@@ -240,6 +240,7 @@ def test_a_line_that_comes_back_while_the_tree_is_held(saved, sshd, proxy, tmp_p
     line.go_down()
     assert any("connecting again" in event for event in run.stderr), "it did not try again"
     line.come_up()
+    assert resident(run.pid) < 200 * MIB
     out, err = run.communicate(timeout=200)
     saved.jobs.adopt(*saved.pids)
     assert run.returncode == 0, out + err
