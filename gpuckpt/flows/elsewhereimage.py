@@ -166,10 +166,6 @@ class Elsewhere:
         threads = lane_count(self._far.reach.connections, seconds, self._expected_bytes, len(frames))
         return FarFrames(self._far, self.image.manifest, index, threads, self._interruption.check)
 
-    def keep_alive(self) -> None:
-        """The other side goes when it hears nothing for long."""
-        self._far.keep_alive()
-
     def show_progress(self) -> None:
         """The bytes that have come over the wire."""
         if not self._whole and time.monotonic() - self._shown_at > LOOK_SECONDS:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -78,7 +77,8 @@ class FarImage:
         self._opened: Opened | None = None
         self._raw_manifest: bytes | None = None
         self._over = threading.Event()
-        self._alive_at = time.monotonic()
+        # Of its own: hooks, checks and CRIU take their time, and whoever waits for them hears signals.
+        threading.Thread(target=self._stay_alive, daemon=True).start()
 
     def current(self) -> Opened:
         """The connection, opened where there is none. Raises LinkLost, GpuckptError."""
@@ -139,19 +139,13 @@ class FarImage:
         if opened is not None:
             opened.store.close()
 
-    def keep_alive(self) -> None:
-        """Say now and then that we live; a connection that has gone meanwhile is opened again when it is needed."""
-        opened = self._opened
-        if opened is None or time.monotonic() - self._alive_at < ALIVE_SECONDS:
-            return
-        self._alive_at = time.monotonic()
-
-        def ask() -> None:
-            with contextlib.suppress(LinkLost, GpuckptError):
-                opened.store.keep_alive()
-
-        # Beside: whoever waits for the tree hears signals, and the other side may be silent.
-        threading.Thread(target=ask, daemon=True).start()
+    def _stay_alive(self) -> None:
+        """Say now and then that we live; what has gone all the same is opened again when it is needed."""
+        while not self._over.wait(ALIVE_SECONDS):
+            opened = self._opened
+            if opened is not None:
+                with contextlib.suppress(LinkLost, GpuckptError):
+                    opened.store.keep_alive()
 
     def end(self) -> None:
         """Nothing more is wanted; from any thread. What waits for the other side raises."""

@@ -265,7 +265,7 @@ class RestoreWork:
         try:
             owner.give(order)
             if self.lean is not None and self.lean.plan is not None:
-                hear(owner, ("held",), self.machine, self.interruption, meanwhile=self.source.keep_alive)
+                hear(owner, ("held",), self.machine, self.interruption)
                 self._inject(owner, self.lean.plan)
             return hear(owner, ("restored",), self.machine, self.interruption)
         except BrokenOff as trouble:
