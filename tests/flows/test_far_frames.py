@@ -21,7 +21,6 @@ from gpuckpt.model.requests import Reach
 from gpuckpt.stores.serving import Server
 from gpuckpt.stores.ssh import SshStore
 from gpuckpt.system.links import LinkLost
-from gpuckpt.system.ssh_failures import NotReached
 from tests.lines import Line
 from tests.small_images import make_image
 
@@ -117,7 +116,7 @@ def test_lines_that_break_again_and_again_end_in_words(image):
     def connect(_reach, _pace):
         line = next(answers, None)
         if line is None:
-            raise NotReached("far cannot be reached", "")
+            raise LinkLost("far cannot be reached")
         connect.used.append(line)
         return SshStore(line)
 
