@@ -146,6 +146,15 @@ def state(pid: int) -> str:
         return ""
 
 
+def resident(pid: int) -> int:
+    """Bytes of a process, what it shares with others divided among them."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("Pss:")), 0)
+
+
 def wait_for(condition, what: str, seconds: float = PATIENCE_SECONDS):
     """Poll until `condition()` is true and return its value; fail with `what` otherwise."""
     deadline = time.monotonic() + seconds

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuckpt.flows import verifying
 from gpuckpt.flows.attempts import Ends, Run
-from gpuckpt.flows.farimage import FarFrames, FarImage, Opened
+from gpuckpt.flows.farimage import FarFrames, FarImage, Opened, begins_again
 from gpuckpt.flows.lanes import lane_count
 from gpuckpt.flows.leandir import is_packed
 from gpuckpt.flows.reconnecting import LOOK_SECONDS, unwaited
@@ -106,8 +106,7 @@ class Elsewhere:
         except Interrupted as ended:
             raise Interrupted(ended.signal_number, "broken off; nothing was touched", process="untouched") from None
         except TransferFailed as failure:
-            failure.hint = failure.hint.replace("continues it", "begins again")
-            raise
+            raise begins_again(failure) from None
         self.notes += [note for note in run.tally.notes if note not in self.notes]
         self._fetched_bytes += run.tally.sent
         self._seconds += sum(run.tally.seconds.values())
@@ -166,10 +165,6 @@ class Elsewhere:
         seconds = opened.round_trip_seconds
         threads = lane_count(self._far.reach.connections, seconds, self._expected_bytes, len(frames))
         return FarFrames(self._far, self.image.manifest, index, threads, self._interruption.check)
-
-    def keep_alive(self) -> None:
-        """The other side goes when it hears nothing for long."""
-        self._far.keep_alive()
 
     def show_progress(self) -> None:
         """The bytes that have come over the wire."""

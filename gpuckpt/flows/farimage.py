@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -36,9 +35,14 @@ Work = TypeVar("Work")
 Asked = deque[tuple["Frame", Work]]
 
 ALIVE_SECONDS = 10.0
-BEGINS_AGAIN = "the same command begins again"
 REMEMBERED = 8
 """Frames that were read one by one and are kept: the pages that are compared come from few."""
+
+
+def begins_again(failure: GpuckptError) -> GpuckptError:
+    """A failure of a transfer as one of a restore: nothing of it stays that could be gone on with."""
+    failure.hint = failure.hint.replace("continues it", "begins again")
+    return failure
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,7 +77,8 @@ class FarImage:
         self._opened: Opened | None = None
         self._raw_manifest: bytes | None = None
         self._over = threading.Event()
-        self._alive_at = time.monotonic()
+        # Of its own: hooks, checks and CRIU take their time, and whoever waits for them hears signals.
+        threading.Thread(target=self._stay_alive, daemon=True).start()
 
     def current(self) -> Opened:
         """The connection, opened where there is none. Raises LinkLost, GpuckptError."""
@@ -123,9 +128,7 @@ class FarImage:
             self.require_wanted()
             seconds = self._patience.after_a_break(self.received_bytes)
             if seconds is None:
-                failure = far.as_failure(self.reach, why)
-                failure.hint = BEGINS_AGAIN
-                raise failure
+                raise begins_again(far.as_failure(self.reach, why))
             self._tell(f"{why}; connecting again")
             self._over.wait(seconds)
             self.require_wanted()
@@ -136,19 +139,13 @@ class FarImage:
         if opened is not None:
             opened.store.close()
 
-    def keep_alive(self) -> None:
-        """Say now and then that we live; a connection that has gone meanwhile is opened again when it is needed."""
-        opened = self._opened
-        if opened is None or time.monotonic() - self._alive_at < ALIVE_SECONDS:
-            return
-        self._alive_at = time.monotonic()
-
-        def ask() -> None:
-            with contextlib.suppress(LinkLost, GpuckptError):
-                opened.store.keep_alive()
-
-        # Beside: whoever waits for the tree hears signals, and the other side may be silent.
-        threading.Thread(target=ask, daemon=True).start()
+    def _stay_alive(self) -> None:
+        """Say now and then that we live; what has gone all the same is opened again when it is needed."""
+        while not self._over.wait(ALIVE_SECONDS):
+            opened = self._opened
+            if opened is not None:
+                with contextlib.suppress(LinkLost, GpuckptError):
+                    opened.store.keep_alive()
 
     def end(self) -> None:
         """Nothing more is wanted; from any thread. What waits for the other side raises."""
@@ -217,7 +214,7 @@ class FarFrames:
                     if reader is None and not asked and not alone:
                         return  # a further connection that cannot be had: the others do its share
                     if not isinstance(lost, (LinkLost, NotReached)):
-                        raise
+                        raise begins_again(lost) from None
                     self._image.lost(opened, lost)
                 except OSError as error:
                     raise TransferFailed(f"on {self._image.reach.location.host}: {in_words(error)}") from None

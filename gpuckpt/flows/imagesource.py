@@ -50,9 +50,6 @@ class ImageSource(Protocol):
     def open_frames(self, packs: Path, index: Index) -> FrameSource:
         """The frames of the index. Raises ImageCorrupt, GpuckptError."""
 
-    def keep_alive(self) -> None:
-        """To be called every now and then while nothing is read."""
-
     def show_progress(self) -> None:
         """Tell how many bytes have come, where they come from elsewhere."""
 
@@ -87,9 +84,6 @@ class Here:
     def open_frames(self, packs: Path, index: Index) -> FrameSource:
         """From its packs."""
         return PackReader(packs, index)
-
-    def keep_alive(self) -> None:
-        """Nobody waits."""
 
     def show_progress(self) -> None:
         """It is quick."""

@@ -286,7 +286,7 @@ class RestoreWork:
         try:
             owner.give(order)
             if self.lean is not None and self.lean.plan is not None:
-                hear(owner, ("held",), self.machine, self.interruption, meanwhile=self.source.keep_alive)
+                hear(owner, ("held",), self.machine, self.interruption)
                 self._inject(owner, self.lean.plan)
             if self.departure is not None:
                 return self._depart(owner, self.departure)

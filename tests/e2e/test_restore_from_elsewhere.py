@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from gpuckpt.flows import spool
 from tests import harness, packing
 from tests.e2e import rounds
 from tests.faults import arena
-from tests.harness import Answer, Jobs, gpuckpt, start_gpuckpt
+from tests.harness import Answer, Jobs, gpuckpt, resident, start_gpuckpt
 from tests.sshd import REMOTE_COMMAND, ROOT
 
 pytestmark = pytest.mark.criu
@@ -150,6 +153,14 @@ class Saved:
         harness.wait_for(lambda: arena.journal_has(run.pid, "held") or run.poll() is not None, "it is held")
         assert run.poll() is None, run.communicate()
 
+    def end_tree(self) -> None:
+        """It came back whole: make it as if it had not."""
+        assert all(harness.alive(pid) for pid in self.pids)
+        for pid in self.pids:
+            os.kill(pid, signal.SIGKILL)
+        rounds.await_end(self.jobs, self.pids)
+        self.log.write_bytes(self.content)
+
     def assert_nothing_left(self) -> None:
         """No process, no run, no file; the program has done nothing."""
         harness.wait_for(lambda: not any(harness.alive(pid) for pid in self.pids), f"{self.pids} have ended")
@@ -174,6 +185,23 @@ def test_killed_while_memory_comes(saved, sshd, victim):
     run.communicate(timeout=100)
     assert run.returncode == (40 if victim == "owner" else -signal.SIGKILL)
     saved.assert_nothing_left()
+
+
+def test_killed_at_any_moment(saved, sshd):
+    """While it connects, fetches, waits for CRIU, fills memory, or watches: nothing is left, or a whole tree."""
+    chance = random.Random(7)
+    for limit in ("12M", "12M", "100M", "100M"):
+        run = saved.start(sshd.config, "--bwlimit", limit)
+        time.sleep(chance.uniform(0.2, 6))
+        run.kill()
+        run.communicate()
+        harness.wait_for(lambda: not arena.runs_of(*saved.pids), "the run is cleaned up")
+        if any(harness.alive(pid) for pid in saved.pids):
+            rounds.goes_on(saved.log, saved.at_dump, more=1)
+            saved.end_tree()
+        # What was killed before it had an owner has its files seen to by the next run.
+        spool.remove_dead()
+        saved.assert_nothing_left()
 
 
 def test_a_signal_while_the_other_side_is_silent(saved, sshd, proxy, tmp_path):
@@ -240,6 +268,7 @@ def test_a_line_that_comes_back_while_the_tree_is_held(saved, sshd, proxy, tmp_p
     line.go_down()
     assert any("connecting again" in event for event in run.stderr), "it did not try again"
     line.come_up()
+    assert resident(run.pid) < 200 * MIB
     out, err = run.communicate(timeout=200)
     saved.jobs.adopt(*saved.pids)
     assert run.returncode == 0, out + err

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import re
 import time
 from pathlib import Path
 
 import pytest
 
 from tests.faults.arena import descendants
-from tests.harness import start_gpuckpt
+from tests.harness import resident, start_gpuckpt
 from tests.small_images import content_of, make_image
 from tests.sshd import REMOTE_COMMAND
 
@@ -21,14 +19,6 @@ CONNECTIONS = 4
 @pytest.fixture(scope="module")
 def large(tmp_path_factory) -> Path:
     return make_image(tmp_path_factory.mktemp("images") / "large", 400, packs=3)
-
-
-def resident(pid: int) -> int:
-    """Bytes of a process, what it shares with others divided among them."""
-    with contextlib.suppress(OSError):
-        said = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE)
-        return int(said.group(1)) << 10 if said else 0
-    return 0
 
 
 def peaks(run, listener: int) -> tuple[int, int]:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import blake3
 import pytest
 
-from gpuckpt.flows import reconnecting
+from gpuckpt.flows import farimage, reconnecting
 from gpuckpt.flows.farimage import FarFrames, FarImage
 from gpuckpt.images import framesource
 from gpuckpt.images.packindex import read_index
@@ -21,7 +21,6 @@ from gpuckpt.model.requests import Reach
 from gpuckpt.stores.serving import Server
 from gpuckpt.stores.ssh import SshStore
 from gpuckpt.system.links import LinkLost
-from gpuckpt.system.ssh_failures import NotReached
 from tests.lines import Line
 from tests.small_images import make_image
 
@@ -117,7 +116,7 @@ def test_lines_that_break_again_and_again_end_in_words(image):
     def connect(_reach, _pace):
         line = next(answers, None)
         if line is None:
-            raise NotReached("far cannot be reached", "")
+            raise LinkLost("far cannot be reached")
         connect.used.append(line)
         return SshStore(line)
 
@@ -236,8 +235,25 @@ def test_an_index_that_names_what_the_manifest_does_not(image):
     manifest = manifests.decode((image / manifests.NAME).read_bytes(), "x")
     parts = tuple(part for part in manifest.parts if index.packs[1].file not in part.path)
     less = SimpleNamespace(parts=parts)
+    far = FarImage(Reach(parse("far:/x")), print)
     with pytest.raises(ImageCorrupt, match="not in the manifest"):
-        FarFrames(FarImage(Reach(parse("far:/x")), print), less, index, 1, lambda: None)
+        FarFrames(far, less, index, 1, lambda: None)
+    far.end()
+
+
+def test_the_other_side_hears_of_us_while_nothing_is_read(image, monkeypatch):
+    """A hook of minutes, say: it would go after one without a word."""
+    monkeypatch.setattr(farimage, "ALIVE_SECONDS", 0.02)
+    heard = threading.Event()
+
+    def hear(header, payload):
+        heard.set()
+        return header, payload
+
+    # The first two measure the round trip.
+    with frames_of(image, Caller(lying("ping", hear, after=2))) as frames:
+        assert heard.wait(60)
+        assert collected(frames) == truth(image)
 
 
 def test_single_frames_are_fetched_once(image):
