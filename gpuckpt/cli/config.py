@@ -21,10 +21,13 @@ HOST_OPTIONS = ("remote-command", "ssh-config", "connections", "bwlimit")
 """How another host is reached: what a table of a host may say, and what no run on this host alone needs."""
 OF_ONE_RUN = (
     *("config", "show-config", "json", "dry-run"),
-    *("tree", "base", "verify", "verify-only", "extract", "delete-source"),
+    *("tree", "pid-file", "unit", "into", "name", "push", "no-base"),
+    *("base", "verify", "verify-only", "extract", "delete-source"),
     *("allow", "overwrite-files", "truncate-files", "gpu", "stdin", "stdout", "stderr"),
 )
 """What no file may say: which job, what a run shall do, and permissions, which each run must be given anew."""
+OF_A_SERIES = ("keep", "keep-within", "min-free", "full-every")
+"""What only `dump --into` takes of [dump]."""
 OF_A_REPAIR = ("timeout", "quiet", "verbose")
 """What `restore --tree` takes of [restore]."""
 
@@ -70,7 +73,9 @@ class Configuration:
     commands: dict[str, Table] = field(default_factory=dict)
     hosts: dict[str, Table] = field(default_factory=dict)
 
-    def for_run(self, command: str, known: Iterable[str], where: Location | None, *, repairs: bool = False) -> Table:
+    def for_run(
+        self, command: str, known: Iterable[str], where: Location | None, *, repairs: bool = False, series: bool = False
+    ) -> Table:
         """What holds for one run of a command that has the `known` options.
 
         What makes no sense beside what was typed is left out: it was not meant for this run.
@@ -78,6 +83,8 @@ class Configuration:
         own = self.commands.get(command, {})
         if where is None:
             own = {name: setting for name, setting in own.items() if name not in HOST_OPTIONS}
+        if not series:
+            own = {name: setting for name, setting in own.items() if name not in OF_A_SERIES}
         if repairs:
             own = {name: setting for name, setting in own.items() if name in OF_A_REPAIR}
         theirs = {} if where is None else self.for_host(where)

@@ -21,8 +21,8 @@ CONFIGURATION = "gpuckpt.configuration"
 NUMBERS = ("SECONDS", "N", "K", "LEVEL", "RATE")
 PATHS = ("FILE", "DIR", "IMAGE")
 """Metavars of options whose values are numbers, and paths."""
-PLACES = ("target", "source", "image")
-"""Arguments that may name another host."""
+PLACES = ("target", "source", "image", "push")
+"""Arguments and options that may name another host."""
 
 
 class Verb(TyperCommand):
@@ -61,7 +61,9 @@ class Verb(TyperCommand):
         found = configuration(files, _judges(ctx))
         options = _options_of(self)
         repairs = self.name == "restore" and typed.get("tree") is not None
-        settings = found.for_run(str(self.name), options, _place(str(self.name), typed), repairs=repairs)
+        series = typed.get("into") is not None
+        where = _place(str(self.name), typed)
+        settings = found.for_run(str(self.name), options, where, repairs=repairs, series=series)
         ctx.meta[CONFIGURATION] = found, settings
         ctx.default_map = {options[name].name: setting.value for name, setting in settings.items()}
 

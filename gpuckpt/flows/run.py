@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuckpt.flows import describe as describing
@@ -18,7 +19,6 @@ from gpuckpt.system import limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from gpuckpt.model.report import Event, Report
     from gpuckpt.model.requests import (
@@ -63,7 +63,8 @@ def restore(request: RestoreRequest, listener: Listener) -> Report:
             return restoring.restore(request, this_machine(listener), interruption)
 
         path = None if request.dry_run else request.metrics_file
-        return measuring.measured(path, "restore", _name(request.image), lambda: reported("restore", act))
+        image = request.image if request.reach is None else Path(request.reach.location.path)
+        return measuring.measured(path, "restore", _name(image), lambda: reported("restore", act))
 
 
 def repair(request: RepairRequest, listener: Listener) -> Report:

@@ -18,7 +18,8 @@ from gpuckpt.cli.configfile import ConfigFile, read_files, user_file
 from gpuckpt.cli.manual.generate import ENDINGS, parser
 from gpuckpt.model.errors import UsageError
 from gpuckpt.model.location import Location
-from gpuckpt.model.requests import RepairRequest
+from gpuckpt.model.requests import DumpRequest, Into, RepairRequest
+from gpuckpt.model.series import MinFree, Rules
 
 OPTIONS = {
     "dump": {
@@ -281,6 +282,25 @@ def test_defaults_for_a_restore_do_not_forbid_a_repair(file, gpuckpt, flow):
     assert gpuckpt("restore", "--tree", "7", "--config", path)[0] == 0
     assert flow.request == RepairRequest(pid=7, timeout_seconds=9.0)
     assert gpuckpt("inspect", "--config", path)[0] == 0
+
+
+def test_rules_of_a_series_do_not_forbid_a_dump_that_goes_into_none(file, gpuckpt, flow, tmp_path):
+    flow.answer = dump_report()
+    path = file("[dump]\nkeep = 6\nkeep-within = '24h'\nmin-free = '10%'\nfull-every = '1d'")
+    assert gpuckpt("dump", "--tree", "7", str(tmp_path / "img"), "--config", path)[0] == 0
+    assert gpuckpt("dump", "--tree", "7", "--into", str(tmp_path), "--keep", "3", "--config", path)[0] == 0
+    plain, series = flow.requests
+    assert plain == DumpRequest(pid=7, image=tmp_path / "img")
+    assert series.into == Into(tmp_path, None, Rules(3, 86400.0, MinFree(share=0.1)), full_every_seconds=86400.0)
+
+
+@pytest.mark.parametrize(
+    "line", ["into = '/srv'", "name = 'a'", "pid-file = '/x'", "unit = 'u'", "push = 'h:/d'", "no-base = true"]
+)
+def test_which_job_and_where_it_goes_is_said_on_the_command_line(file, gpuckpt, flow, tmp_path, line):
+    status, _, err = gpuckpt("dump", "--tree", "7", str(tmp_path / "img"), "--config", file(f"[dump]\n{line}"))
+    assert (status, flow.requests) == (2, [])
+    assert "it belongs to one run" in err
 
 
 def test_help_and_tab_read_no_file(tmp_path):
