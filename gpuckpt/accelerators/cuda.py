@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import uuid
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt.accelerators.protocol import INVALID_VALUE, NO_CUDA_CODES, NOT_SUPPORTED, SUCCESS, DriverError
@@ -92,6 +91,8 @@ def cuda_uuid(text: str) -> CudaUuid:
     """CUuuid from NVML's 'GPU-xxxxxxxx-xxxx-…'; ValueError for anything else ('MIG-…' too)."""
     if not text.startswith("GPU-"):
         raise ValueError(f"{text!r} is not the UUID of a whole GPU")
+    import uuid  # noqa: PLC0415  it loads much, and only --gpu asks for it
+
     return CudaUuid((ctypes.c_ubyte * 16)(*uuid.UUID(text[4:]).bytes))
 
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
@@ -233,6 +232,8 @@ def _allowable_ids() -> frozenset[str]:
 
 def unknown_ids(allow: Iterable[str]) -> dict[str, str | None]:
     """Names in --allow that are no check's -> the nearest name, if one is near."""
+    import difflib  # noqa: PLC0415  only a wrong name needs it
+
     known = sorted({check.id for check in _all_checks()})
     wrong = (name for name in sorted(allow) if name not in known)
     return {name: next(iter(difflib.get_close_matches(name, known, n=1)), None) for name in wrong}

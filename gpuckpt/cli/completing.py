@@ -1,4 +1,4 @@
-"""What TAB offers: pids with their names, directories that may be images."""
+"""What TAB offers: pids with their names, directories that may be images, hosts that ssh knows."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ MANY = 200
 
 def complete_pid(incomplete: str) -> list[tuple[str, str]]:
     """Processes with their names; kernel threads, init and this process are no jobs."""
-    from gpuckpt.system.procfs.reading import all_pids, stat_of  # noqa: PLC0415  only TAB needs it
+    from gpuckpt.system.pidnames import named_pids  # noqa: PLC0415  only TAB needs it
 
-    found = (stat_of(pid) for pid in all_pids() if str(pid).startswith(incomplete) and pid not in (1, os.getpid()))
-    jobs = [(str(stat.pid), safe(stat.comm)) for stat in found if stat is not None and not stat.kernel_thread]
-    return jobs[-MANY:]
+    found = [(pid, comm) for pid, comm in named_pids(incomplete) if pid not in (1, os.getpid())]
+    return [(str(pid), safe(comm)) for pid, comm in found[-MANY:]]
 
 
 def complete_image(incomplete: str) -> list[str]:
@@ -29,6 +28,21 @@ def complete_image(incomplete: str) -> list[str]:
     above = Path(f"{parent}/" if "/" in incomplete else ".").expanduser()
     prefix = f"{parent}/" if "/" in incomplete else ""
     return [prefix + name for name in _directories(above) if name.startswith(start)][:MANY]
+
+
+def complete_host(incomplete: str) -> list[str]:
+    """Hosts by name, with the user that is typed already. Behind the colon nothing: nobody is asked at TAB."""
+    if ":" in incomplete or "/" in incomplete:
+        return []
+    from gpuckpt.cli.sshnames import ssh_hosts  # noqa: PLC0415  only TAB needs it
+
+    user, at, start = incomplete.rpartition("@")
+    return [f"{user}{at}{name}:" for name in ssh_hosts(Path.home()) if name.startswith(start)][:MANY]
+
+
+def complete_target(incomplete: str) -> list[str]:
+    """An image here or a host; hosts only once a name is begun, for there can be many."""
+    return complete_image(incomplete) + (complete_host(incomplete) if incomplete else [])
 
 
 def complete_capture(incomplete: str) -> list[str]:

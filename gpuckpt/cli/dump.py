@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from gpuckpt.cli import options
 from gpuckpt.cli.completing import complete_capture, complete_image
 from gpuckpt.cli.manner import Manner
-from gpuckpt.cli.session import Listener, carry_out
+from gpuckpt.cli.session import carry_out
 from gpuckpt.model.errors import UsageError
-from gpuckpt.model.report import Report
-from gpuckpt.model.requests import DumpRequest, Into, Reach
 from gpuckpt.model.series import FULL_EVERY_SECONDS, Rules
+
+if TYPE_CHECKING:
+    from gpuckpt.cli.session import Listener
+    from gpuckpt.model.report import Report
+    from gpuckpt.model.requests import DumpRequest, Into, Reach
 
 
 def dump(
@@ -153,6 +156,8 @@ def dump(
     _require_one("where the image goes", {"IMAGE": image, "--into": into})
     if series is not None and base is not None:
         raise UsageError("--base and --into are both given", "a series takes its newest image; leave --base out")
+    from gpuckpt.model.requests import DumpRequest  # noqa: PLC0415  --help and TAB need no request
+
     request = DumpRequest(
         pid=tree or 0,
         image=options.absolute(image) if series is None else series.directory,
@@ -178,7 +183,7 @@ def dump(
         metrics_file=None if metrics_file is None else options.absolute(metrics_file),
     )
     manner = Manner(as_json, quiet, verbose, dry_run, one_line=series is not None)
-    return carry_out(manner, lambda listener: _run(request, listener))
+    return carry_out(manner, lambda listener: _run(request, listener), "dump")
 
 
 def _require_one(what: str, given: dict[str, object]) -> None:
@@ -206,6 +211,8 @@ def _series(  # the options that only a series has
         if alone is not None:
             raise UsageError(f"{alone} is for a series of images", "name its directory: --into DIR")
         return None
+    from gpuckpt.model.requests import Into  # noqa: PLC0415
+
     return Into(
         options.absolute(into),
         name,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from gpuckpt.cli.manner import Manner
 from gpuckpt.model.errors import GpuckptError, Interrupted, UsageError
-from gpuckpt.model.report import Outcome, Report
+
+if TYPE_CHECKING:
+    from gpuckpt.model.report import Outcome
 
 Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
@@ -42,13 +43,16 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 
 def fail(error: BaseException, argv: Sequence[str]) -> int:
     """Show why the run ended and give its exit status."""
-    from gpuckpt.cli.render import present  # noqa: PLC0415  only failures and reports draw
-
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else int(error.code is not None)
+    from gpuckpt.cli.render import present  # noqa: PLC0415  only failures and reports draw; TAB ends by SystemExit
+    from gpuckpt.model.report import Report  # noqa: PLC0415
+
     expected = as_expected(error)
     command = next((word for word in argv if word in VERBS), "")
     if expected is None:
+        import traceback  # noqa: PLC0415  only a bug shows one
+
         traceback.print_exception(error, file=sys.stderr)
         expected = GpuckptError(f"{type(error).__name__}: {error}", LOOK)
     report = Report(command, outcome_of(expected), expected.process, error=expected)

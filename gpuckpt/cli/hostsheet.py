@@ -36,11 +36,22 @@ def add_host(sheet: Sheet, host: Host, can: dict[str, Any]) -> None:
         (_mark(can.get("gpu")), "GPU state", _driver(host)),
     ]
     sheet.table("ABLE WHAT WITH", rows)
+    add_host_facts(sheet, host)
+    if host.gpu.gpus:
+        add_gpus(sheet, host)
+
+
+def add_host_facts(sheet: Sheet, host: Host) -> None:
+    """System, memory, settings."""
     sheet.heading("Is")
     sheet.facts(_facts(host))
-    if host.gpu.gpus:
-        sheet.heading("GPUs", f"driver {host.gpu.version or '?'}, CUDA {host.gpu.cuda_version or '?'}")
-        sheet.table(">GPU MODEL >FREE >MEMORY NOTES", [_gpu(gpu) for gpu in host.gpu.gpus])
+
+
+def add_gpus(sheet: Sheet, host: Host) -> None:
+    """Every GPU with what is free on it."""
+    version = f"driver {host.gpu.version or '?'}, CUDA {host.gpu.cuda_version or '?'}"
+    sheet.heading("GPUs", version if host.gpu.gpus else host.gpu.problem or "none")
+    sheet.table(">GPU MODEL >FREE >MEMORY NOTES", [_gpu(gpu) for gpu in host.gpu.gpus])
 
 
 def _mark(able: Any) -> Text:

@@ -17,33 +17,33 @@ BAR_WIDTH = 24
 
 
 def image_verdict(data: dict[str, Any], findings: Iterable[Finding]) -> Text:
-    """Whether this host can restore the image."""
+    """Whether this host, or the one that was asked, can restore the image."""
     refusing = sum(finding.blocks for finding in findings)
+    where = f"on {words.safe(data['against'])}" if data.get("against") else "here"
     if data.get("verified") is False:
         return Text("damaged: it cannot be restored", BAD)
     if data.get("restorable") == "yes":
-        return Text("can be restored here", GOOD)
+        return Text(f"can be restored {where}", GOOD)
     if data.get("restorable") == "no":
         checks = f": {words.count(refusing, 'check')} in the way" if refusing else ""
-        return Text(f"cannot be restored here now{checks}", BAD)
-    return Text("not known whether it can be restored here", UNSURE)
+        return Text(f"cannot be restored {where} now{checks}", BAD)
+    return Text(f"not known whether it can be restored {where}", UNSURE)
 
 
 def image_facts(manifest: Manifest, data: dict[str, Any], *, now: float) -> Iterator[tuple[str, Cell]]:
     """The header of an image."""
     yield "id", manifest.image_id
-    yield "made", f"{words.moment(manifest.created)}{_age(now - manifest.created)}"
-    yield "on", f"{manifest.host.hostname} ({manifest.host.os}, kernel {manifest.host.kernel})"
-    yield "by", f"gpuckpt {manifest.gpuckpt}, CRIU {manifest.criu.version}, image format {manifest.format}"
+    yield "made", f"{words.moment(manifest.created)}{_age(now - manifest.created)}, on {manifest.host.hostname}"
     yield "size", _sizes(manifest, data.get("bytes_on_disk"))
+    frozen = words.duration(manifest.frozen_seconds)
+    yield "dump", f"frozen {frozen}; the tree {'went on' if manifest.left_running else 'ended with it'}"
+    yield "lineage", _lineage(manifest)
     yield "verified", _verified(data.get("verified"))
     for copy in data.get("protected") or ():
         yield "copy", _copy(copy, now)
-    yield "lineage", _lineage(manifest)
-    yield "tree after", "went on" if manifest.left_running else "ended with the dump"
-    yield "connections", {"keep": "kept (--tcp keep)", "close": "closed (--tcp close)"}.get(manifest.tcp, "")
+    policy = {"keep": "kept (--tcp keep)", "close": "closed (--tcp close)"}.get(manifest.tcp, "")
+    yield from tree_facts(manifest.tree, manifest.host, captured=len(manifest.captured), tcp=policy)
     yield "allowed", ", ".join(manifest.allowed)
-    yield from tree_facts(manifest.tree)
     for note in manifest.notes:
         yield "note", note
 
@@ -75,6 +75,29 @@ def _verified(verified: Any) -> Cell:
 def _lineage(manifest: Manifest) -> str:
     parent = manifest.lineage.parent_image_id
     return f"generation {manifest.lineage.generation}" + (f", restored from image {parent}" if parent else "")
+
+
+def add_origin(sheet: Sheet, manifest: Manifest) -> None:
+    """The host and the programs that made the image, and what a restore repeats of the dump."""
+    host, criu = manifest.host, manifest.criu
+    sheet.heading("Made by", host.hostname)
+    sheet.facts(
+        (
+            ("system", f"{host.os}, kernel {host.kernel}, {host.machine}, glibc {host.glibc or '?'}"),
+            ("CPU", f"{host.cpu.model}, {words.count(host.cpu.cores, 'core')}"),
+            ("memory", words.size(host.memory_total_bytes)),
+            ("GPU driver", f"{host.gpu.version}, CUDA {host.gpu.cuda_version or '?'}" if host.gpu.version else ""),
+            ("gpuckpt", f"{manifest.gpuckpt}, Python {host.python}"),
+            ("CRIU", f"{criu.version}, run {criu.run_id}"),
+            ("format", f"{manifest.format}: {', '.join(manifest.requires)}"),
+            ("network lock", criu.network_lock),
+            ("connections", manifest.tcp),
+            ("file locks", "kept" if criu.file_locks else ""),
+            ("terminal", "a job of one" if criu.shell_job else ""),
+            ("LSM", criu.lsm),
+            ("outside", ", ".join(criu.external)),
+        )
+    )
 
 
 def add_parts(sheet: Sheet, manifest: Manifest) -> None:

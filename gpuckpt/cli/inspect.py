@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuckpt.cli import options
-from gpuckpt.cli.manner import Manner
+from gpuckpt.cli import completing, options
+from gpuckpt.cli.manner import SECTIONS, Manner
 from gpuckpt.cli.reaching import TO_ASK, Ways, with_ways
-from gpuckpt.cli.session import Listener, carry_out
+from gpuckpt.cli.session import carry_out
 from gpuckpt.model.errors import UsageError
 from gpuckpt.model.location import Location
-from gpuckpt.model.report import Report
-from gpuckpt.model.requests import InspectRequest
+
+OF_A_TREE, OF_A_HOST = ("files", "sockets", "gpus", "environment"), ("gpus", "environment")
+"""The sections of what is no image."""
+
+if TYPE_CHECKING:
+    from gpuckpt.cli.session import Listener
+    from gpuckpt.model.report import Report
+    from gpuckpt.model.requests import InspectRequest
 
 
 @with_ways(TO_ASK)
@@ -23,7 +29,7 @@ def inspect(
         str | None,
         typer.Argument(
             metavar="TARGET",
-            autocompletion=options.complete_image,
+            autocompletion=completing.complete_target,
             help="The directory of an image, or of a series of images; also user@host:/path of an image; user@host: "
             "is that host. Without it and without --tree: this host.",
         ),
@@ -52,6 +58,36 @@ def inspect(
         bool,
         typer.Option("--show-config", help="Show each option's value in force, and the file that gives it."),
     ] = False,
+    diff: Annotated[
+        str | None,
+        typer.Option(
+            "--diff",
+            metavar="OTHER",
+            autocompletion=options.complete_image,
+            help="Another image: what differs, and how much of the memory.",
+        ),
+    ] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="USER@HOST:",
+            autocompletion=completing.complete_host,
+            help="Another host: could it restore the image? Judged there; status 20 if it could not.",
+        ),
+    ] = None,
+    files: Annotated[bool, typer.Option("--files", help="Show open, mapped and saved files.")] = False,
+    sockets: Annotated[bool, typer.Option("--sockets", help="Show sockets, pipes and outside stdio.")] = False,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Show what the memory consists of, and how it was compressed.")
+    ] = False,
+    gpus: Annotated[bool, typer.Option("--gpus", help="Show GPUs and CUDA processes.")] = False,
+    environment: Annotated[
+        bool,
+        typer.Option("--environment", help="Show versions, settings, directories and names of variables."),
+    ] = False,
+    timings: Annotated[bool, typer.Option("--timings", help="Show how long each phase of the dump took.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show everything, and every check that passes.")] = False,
     keep_argv: options.KeepArgv = False,
     ways: Ways,
     as_json: options.Json = False,
@@ -70,10 +106,17 @@ def inspect(
     if extract is not None and target is None:
         raise UsageError("--extract needs an image", "name the directory of the image")
     where = None if target is None else options.elsewhere(target)
-    if where is None:
-        ways.refuse_here()
-    else:
+    sections = _named(files=files, sockets=sockets, memory=memory, gpus=gpus, environment=environment, timings=timings)
+    is_image = target is not None and (where is None or bool(where.path))
+    _refuse_sections(sections, image=is_image, tree=tree is not None)
+    _refuse_comparisons(diff, against, local_image=is_image and where is None)
+    asked = None if against is None else options.location(against)
+    if where is not None:
         _refuse_what_is_only_for_here(where, verify=verify, extract=extract)
+    elif asked is None:
+        ways.refuse_here()
+    from gpuckpt.model.requests import InspectRequest  # noqa: PLC0415  --help and TAB need no request
+
     request = InspectRequest(
         target=None if target is None or where is not None else options.absolute(target),
         remote=None if where is None else ways.reach(where),
@@ -81,8 +124,33 @@ def inspect(
         verify=verify,
         keep_argv=keep_argv,
         extract=None if extract is None else options.absolute(extract),
+        memory=memory or everything,
+        diff=None if diff is None else options.absolute(diff),
+        against=None if asked is None else ways.reach(asked.at("")),
     )
-    return carry_out(Manner(as_json, quiet, verbose), lambda listener: _run(request, listener))
+    manner = Manner(as_json, quiet, verbose, sections=sections, everything=everything)
+    return carry_out(manner, lambda listener: _run(request, listener), "describe")
+
+
+def _named(**wanted: bool) -> tuple[str, ...]:
+    return tuple(name for name in SECTIONS if wanted[name])
+
+
+def _refuse_sections(sections: tuple[str, ...], *, image: bool, tree: bool) -> None:
+    """What was never dumped has no timings, and a host no processes of a job."""
+    known = SECTIONS if image else OF_A_TREE if tree else OF_A_HOST
+    kind = "a running tree" if tree else "a host"
+    for name in sections:
+        if name not in known:
+            raise UsageError(f"--{name}: {kind} has none to show", "name an image, or leave it out")
+
+
+def _refuse_comparisons(diff: str | None, against: str | None, *, local_image: bool) -> None:
+    for option, value in (("--diff", diff), ("--against", against)):
+        if value is not None and not local_image:
+            raise UsageError(f"{option} needs an image of this host", "name its directory")
+    if diff is not None and against is not None:
+        raise UsageError("--diff and --against are both given", "ask one after the other")
 
 
 def _refuse_what_is_only_for_here(where: Location, *, verify: bool, extract: str | None) -> None:

@@ -1,20 +1,21 @@
-"""`inspect` for a person: one screen for an image, a process tree or this host."""
+"""`inspect` for a person: one calm screen, or the lists that were asked for."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from rich.text import Text
 
 from gpuckpt.cli import words
 from gpuckpt.cli.findings import add_findings
-from gpuckpt.cli.hostsheet import add_host, host_verdict
-from gpuckpt.cli.imagesheet import add_captured, add_parts, add_timings, image_facts, image_verdict
+from gpuckpt.cli.hostsheet import add_gpus as add_host_gpus
+from gpuckpt.cli.hostsheet import add_host, add_host_facts, host_verdict
 from gpuckpt.cli.manner import Manner
+from gpuckpt.cli.sections import Drawings, add_sections, has_first_screen
 from gpuckpt.cli.seriessheet import add_series, series_verdict
 from gpuckpt.cli.sheet import BAD, GOOD, UNSURE, Cell, Sheet
-from gpuckpt.cli.treesheet import add_tree, tree_facts
+from gpuckpt.cli.treelists import add_files, add_gpus, add_job_environment, add_sockets
+from gpuckpt.cli.treesheet import add_processes, tree_facts
 from gpuckpt.model.facts import Host, Tree
 from gpuckpt.model.jsonform import from_json
 from gpuckpt.model.report import Report
@@ -22,7 +23,7 @@ from gpuckpt.model.report import Report
 
 def draw_inspection(report: Report, manner: Manner) -> None:
     """Draw the screen for what was inspected."""
-    sheet = Sheet(all_lines=manner.verbose)
+    sheet = Sheet(all_lines=manner.verbose or manner.everything or bool(manner.sections))
     draw = {
         "image": _image,
         "series": _series,
@@ -31,36 +32,39 @@ def draw_inspection(report: Report, manner: Manner) -> None:
         "configuration": _configuration,
     }.get(report.data.get("kind", ""))
     if draw is not None:
-        draw(sheet, report, report.data)
-        add_findings(sheet, report.findings, passes=manner.verbose)
+        draw(sheet, report, manner)
         sheet.draw()
 
 
-def _image(sheet: Sheet, report: Report, data: dict[str, Any]) -> None:
-    from gpuckpt.model.manifest import Manifest  # noqa: PLC0415  needs blake3; a process or host does not
+def _image(sheet: Sheet, report: Report, manner: Manner) -> None:
+    from gpuckpt.cli.imagescreen import draw_image  # noqa: PLC0415  needs blake3; a process or host does not
 
-    manifest = from_json(Manifest, data["manifest"])
-    sheet.title("Image", str(data.get("path", "")), image_verdict(data, report.findings))
-    sheet.facts(image_facts(manifest, data, now=time.time()))
-    add_tree(sheet, manifest.tree, manifest.host)
-    add_captured(sheet, manifest)
-    add_parts(sheet, manifest)
-    add_timings(sheet, manifest)
+    draw_image(sheet, report, manner)
 
 
-def _series(sheet: Sheet, _report: Report, data: dict[str, Any]) -> None:
-    sheet.title("Series", str(data["path"]), series_verdict(data))
-    add_series(sheet, data)
+def _series(sheet: Sheet, report: Report, manner: Manner) -> None:
+    sheet.title("Series", str(report.data["path"]), series_verdict(report.data))
+    add_series(sheet, report.data)
+    add_findings(sheet, report.findings, passes=manner.verbose or manner.everything)
 
 
-def _process(sheet: Sheet, report: Report, data: dict[str, Any]) -> None:
+def _process(sheet: Sheet, report: Report, manner: Manner) -> None:
+    data = report.data
     tree, host = from_json(Tree, data["tree"]), from_json(Host, data["host"])
     root = tree.processes[0] if tree.processes else None
+    drawings: Drawings = {
+        "files": lambda: add_files(sheet, tree),
+        "sockets": lambda: add_sockets(sheet, tree),
+        "gpus": lambda: add_gpus(sheet, tree, host),
+        "environment": lambda: add_job_environment(sheet, tree),
+    }
     sheet.title("Process", f"{tree.root.pid} {root.comm if root else ''}", _dumpable(data, report))
-    estimate = data.get("estimate_bytes")
-    size = f"about {words.size(estimate)}" if estimate is not None else ""
-    sheet.facts([*tree_facts(tree), ("image size", size), ("held", _held(data, tree))])
-    add_tree(sheet, tree, host)
+    if has_first_screen(manner):
+        estimate = data.get("estimate_bytes")
+        size = f"about {words.size(estimate)}" if estimate is not None else ""
+        sheet.facts([("image size", size), ("held", _held(data, tree)), *tree_facts(tree, host)])
+        add_processes(sheet, tree)
+    add_sections(sheet, report, manner, drawings)
 
 
 def _held(data: dict[str, Any], tree: Tree) -> Cell:
@@ -87,13 +91,22 @@ def _dumpable(data: dict[str, Any], report: Report) -> Text:
     return Text("not known whether it can be dumped", UNSURE)
 
 
-def _configuration(sheet: Sheet, _report: Report, data: dict[str, Any]) -> None:
+def _configuration(sheet: Sheet, report: Report, _manner: Manner) -> None:
     from gpuckpt.cli.configsheet import add_configuration  # noqa: PLC0415  no other screen needs it
 
-    add_configuration(sheet, data)
+    add_configuration(sheet, report.data)
 
 
-def _host(sheet: Sheet, _report: Report, data: dict[str, Any]) -> None:
-    host, can = from_json(Host, data["host"]), data.get("can") or {}
+def _host(sheet: Sheet, report: Report, manner: Manner) -> None:
+    host, can = from_json(Host, report.data["host"]), report.data.get("can") or {}
     sheet.title("Host", host.hostname, host_verdict(can))
-    add_host(sheet, host, can)
+    if has_first_screen(manner):
+        add_host(sheet, host, can)
+        add_findings(sheet, report.findings, passes=manner.verbose or manner.everything)
+        return
+    drawings: Drawings = {
+        "gpus": lambda: add_host_gpus(sheet, host),
+        "environment": lambda: add_host_facts(sheet, host),
+    }
+    for name in manner.sections:
+        drawings[name]()

@@ -10,6 +10,9 @@ from typing import TextIO
 DEFAULT_COLUMNS = 100
 """The width of tables that go into a file or a pipe."""
 
+SECTIONS = ("files", "sockets", "memory", "gpus", "environment", "timings")
+"""What inspect has options for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Manner:
@@ -23,6 +26,10 @@ class Manner:
     """A run that comes again and again: without a terminal a failure is one line, for cron's mail and the journal."""
     shares_terminal: bool = False
     """The restored job writes to this terminal too (--wait): nothing may be drawn over it."""
+    sections: tuple[str, ...] = ()
+    """What inspect shall show instead of its first screen: some of SECTIONS, in their order."""
+    everything: bool = False
+    """inspect shall show its first screen, all sections, and every line of them."""
 
     @property
     def silent(self) -> bool:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,8 +16,10 @@ from gpuckpt.cli.manner import is_terminal
 from gpuckpt.model.errors import NotFound, UsageError
 from gpuckpt.model.location import Location
 from gpuckpt.model.location import parse as parse_location
-from gpuckpt.model.requests import Hooks, Reach, Readiness
 from gpuckpt.model.series import MinFree, is_name
+
+if TYPE_CHECKING:
+    from gpuckpt.model.requests import Hooks, Reach, Readiness
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, and events as JSON lines on stderr.")
@@ -208,6 +210,8 @@ def hook(when: str, text: str) -> Any:
 
 def hooks(before: str | None, after: str | None, timeout_seconds: float) -> Hooks:
     """The user's own commands; an empty one is none, so that the command line can take back what a file says."""
+    from gpuckpt.model.requests import Hooks  # noqa: PLC0415
+
     return Hooks(before=_line(before), after=_line(after), timeout_seconds=timeout_seconds)
 
 
@@ -221,6 +225,8 @@ def readiness(
     command: str | None, url: str | None, address: str | None, timeout_seconds: float, cold_start: float | None
 ) -> Readiness:
     """How a restored tree shows that it is ready; an empty text is none."""
+    from gpuckpt.model.requests import Readiness  # noqa: PLC0415
+
     found = Readiness(
         command=_line(command),
         url=url or None,
@@ -297,6 +303,8 @@ def reach(
     """How another host is reached; ssh may ask for a passphrase where a person sits."""
     if remote_command is not None and not remote_command.strip():
         raise UsageError("--remote-command is empty", "name the command that starts gpuckpt there")
+    from gpuckpt.model.requests import Reach  # noqa: PLC0415  --help and TAB need no request
+
     return Reach(
         location=where,
         ssh_config=None if ssh_config is None else absolute(ssh_config),

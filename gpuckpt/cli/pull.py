@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuckpt.cli import options
+from gpuckpt.cli import completing, options
 from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.reaching import TO_CARRY, Ways, with_ways
-from gpuckpt.cli.session import Listener, carry_out
+from gpuckpt.cli.session import carry_out
 from gpuckpt.model.errors import UsageError
-from gpuckpt.model.report import Report
-from gpuckpt.model.requests import PullRequest
+
+if TYPE_CHECKING:
+    from gpuckpt.cli.session import Listener
+    from gpuckpt.model.report import Report
+    from gpuckpt.model.requests import PullRequest
 
 
 @with_ways(TO_CARRY)
 def pull(
-    source: Annotated[str, typer.Argument(metavar="USER@HOST:IMAGE", help="The image on the other host.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="USER@HOST:IMAGE", autocompletion=completing.complete_host, help="The image on the other host."
+        ),
+    ],
     directory: Annotated[
         str,
         typer.Argument(
@@ -43,6 +51,8 @@ def pull(
     name = where.path.rstrip("/").rpartition("/")[2]
     if name in ("", ".", "..", "~"):
         raise UsageError(f"{source}: no image is named", "write user@host:/path/of/the/image")
+    from gpuckpt.model.requests import PullRequest  # noqa: PLC0415  --help and TAB need no request
+
     request = PullRequest(
         reach=ways.reach(where.at(where.path.rstrip("/"))),
         directory=options.absolute(directory),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuckpt.cli import options
+from gpuckpt.cli import completing, options
 from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.reaching import TO_CARRY, Ways, with_ways
-from gpuckpt.cli.session import Listener, carry_out
+from gpuckpt.cli.session import carry_out
 from gpuckpt.model.errors import UsageError
-from gpuckpt.model.report import Report
-from gpuckpt.model.requests import PushRequest
+
+if TYPE_CHECKING:
+    from gpuckpt.cli.session import Listener
+    from gpuckpt.model.report import Report
+    from gpuckpt.model.requests import PushRequest
 
 
 @with_ways(TO_CARRY)
@@ -24,7 +27,9 @@ def push(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="USER@HOST:DIR", help="The directory on the other host in which the image shall stand, by its name."
+            metavar="USER@HOST:DIR",
+            autocompletion=completing.complete_host,
+            help="The directory on the other host in which the image shall stand, by its name.",
         ),
     ],
     *,
@@ -49,6 +54,8 @@ def push(
             "--verify-only and --delete-source exclude each other", "verify first, then push with the other"
         )
     where = options.location(target)
+    from gpuckpt.model.requests import PushRequest  # noqa: PLC0415  --help and TAB need no request
+
     request = PushRequest(
         image=options.absolute(image),
         reach=ways.reach(where),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from gpuckpt.cli import options
 from gpuckpt.model.errors import UsageError
 from gpuckpt.model.location import Location
-from gpuckpt.model.requests import Reach
+
+if TYPE_CHECKING:
+    from gpuckpt.model.requests import Reach
 
 TO_ASK = {"remote_command": options.RemoteCommand, "ssh_config": options.SshConfig}
 TO_CARRY = {"connections": options.Connections, "bwlimit": options.BandwidthLimit, **TO_ASK}

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gpuckpt.cli import options
+from gpuckpt.cli import completing, options
 from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.reaching import TO_CARRY, Ways, with_ways
 from gpuckpt.cli.readyoptions import ColdStart, ReadyCmd, ReadyHttp, ReadyTcp, ReadyTimeout
-from gpuckpt.cli.session import Listener, carry_out
+from gpuckpt.cli.session import carry_out
 from gpuckpt.model.errors import UsageError
 from gpuckpt.model.location import Location
-from gpuckpt.model.report import Report
-from gpuckpt.model.requests import RepairRequest, RestoreRequest
+
+if TYPE_CHECKING:
+    from gpuckpt.cli.session import Listener
+    from gpuckpt.model.report import Report
+    from gpuckpt.model.requests import RepairRequest, RestoreRequest
 
 
 @with_ways(TO_CARRY)
@@ -24,7 +27,7 @@ def restore(
         str | None,
         typer.Argument(
             metavar="IMAGE",
-            autocompletion=options.complete_image,
+            autocompletion=completing.complete_target,
             help="The directory of the image. Of user@host:/path the memory comes over SSH and is stored nowhere here.",
         ),
     ] = None,
@@ -110,6 +113,8 @@ def restore(
     if (image is None) == (tree is None):
         raise UsageError("restore takes an IMAGE or --tree PID, and one of them only", "gpuckpt restore --help")
     stdio = {number: path for number, path in enumerate((stdin, stdout, stderr)) if path is not None}
+    from gpuckpt.model.requests import RepairRequest, RestoreRequest  # noqa: PLC0415  --help and TAB need no request
+
     request: RestoreRequest | RepairRequest
     if tree is not None:
         of_an_image = (wait, stdio, tcp, gpu, allow, plain, huge_pages, overwrite_files, truncate_files, metrics_file)
@@ -139,9 +144,8 @@ def restore(
             readiness=options.readiness(ready_cmd, ready_http, ready_tcp, ready_timeout, cold_start_seconds),
             metrics_file=None if metrics_file is None else options.absolute(metrics_file),
         )
-    return carry_out(
-        Manner(as_json, quiet, verbose, dry_run, shares_terminal=wait), lambda listener: _run(request, listener)
-    )
+    manner = Manner(as_json, quiet, verbose, dry_run, shares_terminal=wait)
+    return carry_out(manner, lambda listener: _run(request, listener), "restore" if tree is None else "repair")
 
 
 def _place(image: str, where: Location | None, ways: Ways) -> Path:
@@ -156,6 +160,7 @@ def _place(image: str, where: Location | None, ways: Ways) -> Path:
 
 def _run(request: RestoreRequest | RepairRequest, listener: Listener) -> Report:
     from gpuckpt.flows import run  # noqa: PLC0415  --help and TAB must not load the flows
+    from gpuckpt.model.requests import RepairRequest  # noqa: PLC0415
 
     if isinstance(request, RepairRequest):
         return run.repair(request, listener)

@@ -10,16 +10,19 @@ import importlib
 import signal
 from collections.abc import Callable
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from gpuckpt.cli.failing import on_signals
 from gpuckpt.cli.manner import Manner
-from gpuckpt.model.report import Event, Report
 
-Listener = Callable[[Event], None]
+if TYPE_CHECKING:
+    from gpuckpt.model.report import Event, Report
+
+    Listener = Callable[[Event], None]
 
 
 def carry_out(manner: Manner, act: Callable[[Listener], Report], flows: str = "run") -> int:
-    """Run the flow, whose module among the flows is named, show its report, and give the exit status."""
+    """Run a flow, whose module among the flows is named, show its report, and give the exit status."""
     from gpuckpt.cli.listening import listening  # noqa: PLC0415
     from gpuckpt.cli.render import final_status, present  # noqa: PLC0415
 

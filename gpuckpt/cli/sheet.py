@@ -17,7 +17,7 @@ from gpuckpt.cli.words import safe
 
 GOOD, BAD, UNSURE, FAINT, TITLE = "green", "bold red", "yellow", "dim", "bold"
 FEW = 10
-"""Lines of a list that are shown without --verbose."""
+"""Lines of a list that are shown without --all."""
 
 WIDEST = 28
 """No column but the last is wider."""
@@ -55,6 +55,10 @@ class Sheet:
         """One line of plain text."""
         self._items.append(Padding(cell(text), (0, 0, 0, 2)))
 
+    def foot(self, text: str) -> None:
+        """A quiet last line, an empty one above it."""
+        self._items.append(Padding(Text(safe(text), FAINT), (1, 0, 0, 0)))
+
     def facts(self, pairs: Iterable[tuple[str, Cell]]) -> None:
         """Names and values in two columns; empty values are left out."""
         grid = Table.grid(padding=(0, 2))
@@ -89,7 +93,7 @@ class Sheet:
             grid.add_row(*(cell(value) for value in row))
         self._items.append(Padding(grid, (0, 0, 0, 2)))
         if len(shown) < len(rows):
-            self.line(Text(f"and {len(rows) - len(shown)} more; --verbose shows all", FAINT))
+            self.line(Text(f"and {len(rows) - len(shown)} more; --all shows all", FAINT))
 
     def _widths(self, names: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[int]:
         """As wide as their cells; only the last column gives way (rich would take from all)."""

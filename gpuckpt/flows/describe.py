@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuckpt import checks
-from gpuckpt.flows import elsewhere, gather, listing, openfiles
-from gpuckpt.flows import extract as extracting
+from gpuckpt.flows import gather, listing, openfiles
 from gpuckpt.flows.interruption import BrokenOff
+from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import ImageCorrupt, Interrupted, Refused
 from gpuckpt.model.jsonform import to_json
 from gpuckpt.model.report import Event, Finding, Report
@@ -18,11 +19,15 @@ from gpuckpt.owner import hostchanges, runs
 from gpuckpt.stores import directory, protection
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpuckpt.checks.facts import CapturedHere
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
     from gpuckpt.model.facts import Host, Tree
     from gpuckpt.model.requests import InspectRequest
+
+T = TypeVar("T")
 
 SOMEWHERE = Path("/var/lib/gpuckpt/image")
 """Where a dump is imagined to go when only the tree is looked at."""
@@ -33,6 +38,8 @@ def inspect(request: InspectRequest, machine: Machine, interruption: Interruptio
     if request.pid is not None:
         return _inspect_tree(request.pid, request, machine)
     if request.remote is not None:
+        from gpuckpt.flows import elsewhere  # noqa: PLC0415  what few ask for is loaded for them
+
         return elsewhere.inspect(request, request.remote, machine, interruption)
     if request.target is not None and listing.holds_images(request.target):
         return listing.inspect(request.target, request, machine, interruption)
@@ -48,9 +55,7 @@ def _inspect_image(target: Path, request: InspectRequest, machine: Machine, inte
             machine.listener(Event("verify", "begin"))
             _verify(image, interruption)
         commands = _extract(image, request.extract, machine, interruption) if request.extract else []
-        here = _compare(image, interruption)
-        facts = gather.restore_facts(RestoreRequest(image=target), image.manifest, machine, here)
-        findings = checks.judge(checks.RESTORE_CHECKS, facts, frozenset())
+        findings = _judge(image, request, machine, interruption)
         data = {
             "kind": "image",
             "path": str(target),
@@ -60,13 +65,63 @@ def _inspect_image(target: Path, request: InspectRequest, machine: Machine, inte
             "bytes_on_disk": image.bytes_on_disk(),
             "protected": to_json(protection.read(image.root)),
             "extracted": {"path": str(request.extract), "commands": commands} if request.extract else None,
+            **_asked_for(image, request, interruption),
         }
-        return Report("inspect", "ok", "untouched", data, findings)
+        return _report(data, findings, request)
     finally:
         image.close()
 
 
+def _report(data: dict[str, Any], findings: tuple[Finding, ...], request: InspectRequest) -> Report:
+    """Looking succeeds whatever it sees; only who asks about another host gets its refusal as a status."""
+    refusal = checks.refusal(findings) if request.against is not None else None
+    if request.against is None or refusal is None:
+        return Report("inspect", "ok", "untouched", data, findings)
+    hint = f"see the checks, then ask again about {request.against.location.host}"
+    return Report("inspect", "refused", "untouched", data, findings, Refused(refusal.message, hint))
+
+
+def _judge(
+    image: directory.Image, request: InspectRequest, machine: Machine, interruption: Interruption
+) -> tuple[Finding, ...]:
+    """Every check of a restore, here or where it is asked about."""
+    if request.against is not None:
+        from gpuckpt.flows import judging  # noqa: PLC0415
+
+        return judging.ask(request.against, image.part(manifests.NAME).read_bytes())
+    here = _compare(image, interruption)
+    facts = gather.restore_facts(RestoreRequest(image=image.path), image.manifest, machine, here)
+    return checks.judge(checks.RESTORE_CHECKS, facts, frozenset())
+
+
+def _asked_for(image: directory.Image, request: InspectRequest, interruption: Interruption) -> dict[str, Any]:
+    """What is looked at only where somebody wants to see it."""
+    found: dict[str, Any] = {}
+    if request.against is not None:
+        found["against"] = str(request.against.location)
+    if request.memory or request.diff is not None:
+        from gpuckpt.flows import comparing  # noqa: PLC0415
+
+        if request.memory:
+            found["memory"] = to_json(_unless_broken_off(lambda: comparing.picture(image, interruption.check)))
+        if request.diff is not None:
+            with closing(directory.open_image(request.diff)) as other:
+                compared = _unless_broken_off(lambda: comparing.compare(image, other, interruption.check))
+            found["diff"] = to_json(compared)
+    return found
+
+
+def _unless_broken_off(look: Callable[[], T]) -> T:
+    try:
+        return look()
+    except BrokenOff as trouble:
+        number = trouble.signal_number or signal.SIGINT
+        raise Interrupted(number, "broken off while looking at the memory", process="untouched") from None
+
+
 def _extract(image: directory.Image, target: Path, machine: Machine, interruption: Interruption) -> list[str]:
+    from gpuckpt.flows import extract as extracting  # noqa: PLC0415
+
     machine.listener(Event("extract", "begin"))
     try:
         return extracting.extract(image, target, interruption)

@@ -13,9 +13,9 @@ With --leave-running 5 comes before 4: the tree goes on, the partial is removed 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import time
-import uuid
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,7 +169,7 @@ class DumpWork:
     notes: list[str] = field(default_factory=list)
     on_published: Callable[[], None] = lambda: None
     published: bool = False
-    image_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    image_id: str = field(default_factory=lambda: os.urandom(16).hex())
     given: Given = "resume"
     """What becomes of the tree when the owner is killed and the journal cannot tell: a migration knows more."""
     far: FarPacks | None = None

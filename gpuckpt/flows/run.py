@@ -1,4 +1,7 @@
-"""The doors of the flows: each verb with the real machine, signals watched, errors turned into a report."""
+"""The doors of the flows: each verb with the real machine, signals watched, errors turned into a report.
+
+Each loads its own flow alone: the command line has loaded it already (cli/session.py), others none.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuckpt.flows import describe as describing
-from gpuckpt.flows import dump as dumping
-from gpuckpt.flows import measuring, series, treename
-from gpuckpt.flows import repair as repairing
-from gpuckpt.flows import restore as restoring
+from gpuckpt.flows import measuring, treename
 from gpuckpt.flows.interruption import watching
 from gpuckpt.flows.machine import this_machine
 from gpuckpt.flows.reporting import reported
@@ -34,6 +33,8 @@ if TYPE_CHECKING:
 
 def dump(request: DumpRequest, listener: Listener) -> Report:
     """Process tree -> image."""
+    from gpuckpt.flows import dump as dumping  # noqa: PLC0415
+
     with watching(request.timeout_seconds) as interruption:
 
         def act() -> Report:
@@ -41,6 +42,8 @@ def dump(request: DumpRequest, listener: Listener) -> Report:
             machine = this_machine(listener)
             named = replace(request, pid=treename.pid_of(request.pid, request.pid_file, request.unit))
             if request.into is not None:
+                from gpuckpt.flows import series  # noqa: PLC0415
+
                 return series.dump(named, request.into, machine, interruption)
             return dumping.dump(named, machine, interruption)
 
@@ -56,6 +59,8 @@ def _name(image: Path, into: Into | None = None) -> str:
 
 def restore(request: RestoreRequest, listener: Listener) -> Report:
     """Image -> running tree."""
+    from gpuckpt.flows import restore as restoring  # noqa: PLC0415
+
     with watching(request.timeout_seconds) as interruption:
 
         def act() -> Report:
@@ -69,11 +74,15 @@ def restore(request: RestoreRequest, listener: Listener) -> Report:
 
 def repair(request: RepairRequest, listener: Listener) -> Report:
     """Repair a held tree."""
+    from gpuckpt.flows import repair as repairing  # noqa: PLC0415
+
     with watching(request.timeout_seconds):
         return reported("restore", lambda: repairing.repair(request, this_machine(listener)))
 
 
 def inspect(request: InspectRequest, listener: Listener) -> Report:
     """Say what a target is."""
+    from gpuckpt.flows import describe as describing  # noqa: PLC0415
+
     with watching(None) as interruption:
         return reported("inspect", lambda: describing.inspect(request, this_machine(listener), interruption))

@@ -34,6 +34,8 @@ class _Migration:
         self._receiver: Receiver | None = None
 
     def answer(self, header: dict[str, Any], payload: memoryview) -> Answer:
+        if header["do"] == "judge" and "terms" not in header:
+            return _judge(payload)
         if self._receiver is None:
             from gpuckpt.flows.receiving import Receiver  # noqa: PLC0415
 
@@ -75,3 +77,10 @@ def _host(_header: dict[str, Any], _payload: memoryview) -> Answer:
 
     report = describe.inspect(InspectRequest(), this_machine(lambda _event: None), Interruption(None))
     return {}, json.dumps(report.to_json()).encode()
+
+
+def _judge(payload: memoryview) -> Answer:
+    """Whether this host could restore an image, by its manifest: no job comes (`inspect --against`)."""
+    from gpuckpt.flows import judging  # noqa: PLC0415
+
+    return {}, judging.answer(bytes(payload))

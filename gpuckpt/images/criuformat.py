@@ -13,7 +13,6 @@ import socket
 import struct
 from contextlib import contextmanager
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
@@ -291,6 +290,8 @@ def _plain(address: str) -> str:
     """One spelling per address: a dual-stack server sees '::ffff:10.0.0.1' where its client has '10.0.0.1'."""
     if not address:
         return ""
+    from ipaddress import IPv6Address, ip_address  # noqa: PLC0415  only connections need it
+
     parsed = ip_address(address)
     mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
     return str(mapped or parsed)

@@ -179,19 +179,34 @@ def decode_untouchable(raw: bytes, where: str) -> tuple[tuple[int, int], ...]:
     CPU's data), what lies below its stack pointer and its alternate signal stack (a pending signal's
     frame is put there on the way to the stop).
     """
-    messages = wire.split(raw, CORE_MAGIC, where).messages
-    if not messages:
-        raise ImageCorrupt(f"{where}: it is empty", _AGAIN)
+    core = _core(raw, where)
     with _named(where):
-        core = wire.decode(messages[0])
         thread = wire.decode(wire.chunk_of(core, 5) or b"")
-        registers = wire.decode(wire.chunk_of(wire.decode(wire.chunk_of(core, 2) or b""), 2) or b"")
         rseq = wire.decode(wire.chunk_of(thread, 15) or b"")
         alternate = wire.decode(wire.chunk_of(thread, 7) or b"")
-    stack = wire.number_of(registers, 20)
+        stack = _stack_pointer(core)
     ranges = (
         (wire.number_of(rseq, 1), wire.number_of(rseq, 1) + wire.number_of(rseq, 2)),
         (max(0, stack - RED_ZONE - FRAMES_BYTES), stack),
         (wire.number_of(alternate, 1), wire.number_of(alternate, 1) + wire.number_of(alternate, 2)),
     )
     return tuple((start // PAGE * PAGE, -(-end // PAGE) * PAGE) for start, end in ranges if start < end)
+
+
+def decode_stack_pointer(raw: bytes, where: str) -> int:
+    """Where a thread's stack pointer was."""
+    core = _core(raw, where)
+    with _named(where):
+        return _stack_pointer(core)
+
+
+def _core(raw: bytes, where: str) -> tuple[wire.Field, ...]:
+    messages = wire.split(raw, CORE_MAGIC, where).messages
+    if not messages:
+        raise ImageCorrupt(f"{where}: it is empty", _AGAIN)
+    with _named(where):
+        return wire.decode(messages[0])
+
+
+def _stack_pointer(core: tuple[wire.Field, ...]) -> int:
+    return wire.number_of(wire.decode(wire.chunk_of(wire.decode(wire.chunk_of(core, 2) or b""), 2) or b""), 20)

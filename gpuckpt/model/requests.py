@@ -163,6 +163,12 @@ class InspectRequest:
     """Write a plain CRIU image directory here."""
     remote: Reach | None = None
     """The host, or the image on it, that is looked at instead of this one."""
+    memory: bool = False
+    """Look at what the memory of the image consists of, too."""
+    diff: Path | None = None
+    """Another image, which this one is compared with."""
+    against: Reach | None = None
+    """The host whose ability to restore the image is judged instead of this one's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import json
 import os
-import secrets
 import shutil
 import stat
 import time
@@ -365,7 +364,7 @@ def _create(operation: str, ids: Sequence[ProcessId]) -> Run:
             f"the file system of {RUNTIME} is full: the journal and CRIU's log would not fit",
             "make room there, at least 16 MiB",
         )
-    directory = RUNTIME / "runs" / secrets.token_hex(4)
+    directory = RUNTIME / "runs" / os.urandom(4).hex()
     directory.mkdir(mode=0o700)
     descriptor = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)

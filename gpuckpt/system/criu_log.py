@@ -21,11 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuckpt.system import criu_causes
-from gpuckpt.system.criu_causes.row import Row
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from gpuckpt.system.criu_causes.row import Row
 
     DeviceNames = Callable[[int, int], str | None]
 
@@ -211,6 +210,8 @@ def _second_look(text: str) -> Iterator[str]:
 
 def _match(lines: Iterable[str], text: str, device_name: DeviceNames | None) -> Explanation | None:
     """The first line that a row fits."""
+    from gpuckpt.system import criu_causes  # noqa: PLC0415  a hundred patterns, and only a failure needs them
+
     for line in lines:
         named = _with_device_names(line, device_name)
         for row in criu_causes.ROWS:
@@ -254,6 +255,8 @@ def _with_device_names(line: str, device_name: DeviceNames | None) -> str:
 
 def _from_the_end(text: str, status: int) -> Explanation | None:
     """No line says why: CRIU crashed or was killed, perhaps because it did not end by itself."""
+    from gpuckpt.system import criu_causes  # noqa: PLC0415
+
     signal_status = 128 - status if status < 0 else status
     if signal_status <= 128 or error_lines(text):
         return None

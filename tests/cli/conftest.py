@@ -39,6 +39,8 @@ def flow(monkeypatch):
     package.run = fake
     monkeypatch.setitem(sys.modules, "gpuckpt.flows", package)
     monkeypatch.setitem(sys.modules, "gpuckpt.flows.run", fake)
+    for name in ("dump", "restore", "repair", "describe"):
+        monkeypatch.setitem(sys.modules, f"gpuckpt.flows.{name}", fake)
     return fake
 
 

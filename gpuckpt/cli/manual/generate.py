@@ -277,10 +277,12 @@ def roff(text: str) -> str:
 
 
 def completions() -> dict[str, str]:
-    """Typer's own scripts: they only call the program, so they do not age with its options."""
-    names = {"bash": "gpuckpt.bash", "zsh": "_gpuckpt", "fish": "gpuckpt.fish"}
-    return {
+    """Scripts that only call the program, so they do not age with its options: Typer's own, and ours for bash."""
+    names = {"zsh": "_gpuckpt", "fish": "gpuckpt.fish"}
+    typers = {
         f"completions/{name}": get_completion_script(prog_name="gpuckpt", complete_var="_GPUCKPT_COMPLETE", shell=shell)
         + "\n"
         for shell, name in names.items()
     }
+    # Typer's takes user@host: apart, as bash does, and puts a blank behind a directory.
+    return {"completions/gpuckpt.bash": (HERE / "gpuckpt.bash").read_text(encoding="utf-8"), **typers}

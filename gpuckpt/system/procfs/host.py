@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import platform
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,7 +69,7 @@ def read_host_pieces() -> HostPieces:
         privileged=os.geteuid() == 0 and not missing,
         missing_capabilities=missing,
         cgroup=cgroup_kind(),
-        python=platform.python_version(),
+        python=sys.version.split(maxsplit=1)[0],
         uptime_seconds=uptime_seconds(),
         transparent_huge_pages=transparent_huge_pages(),
     )
