@@ -23,7 +23,7 @@ MB = 1_000_000
 def images(jobs, work) -> tuple[Path, Path]:
     """Two dumps of a counter with 20 MB of random memory, which runs on; the second has the first as its base."""
     job = jobs.python("counter.py", work / "log", 20)
-    wait_for(lambda: (work / "log").exists(), "it counts")
+    wait_for((work / "log").exists, "it counts")
     rounds.dump(jobs, job.pid, work / "one", "--leave-running")
     seen = len((work / "log").read_text().splitlines())
     wait_for(lambda: len((work / "log").read_text().splitlines()) > seen, "it counts on")

@@ -20,6 +20,9 @@ HEAVY = (
     "subprocess",
 )
 
+AT_TAB = ("gpuckpt.cli.render", "gpuckpt.model.requests", "gpuckpt.model.report", "gpuckpt.model.facts", "json")
+"""What TAB has no use for."""
+
 
 def loaded_after(code):
     done = subprocess.run(
@@ -53,3 +56,24 @@ sys.stderr.write(" ".join(sys.modules))
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
     )
     assert not set(done.stderr.split()) & (set(HEAVY) - {"subprocess"})
+
+
+@pytest.mark.parametrize(
+    "words", ["gpuckpt ", "gpuckpt dump --", "gpuckpt dump --tree ", "gpuckpt push img ", "gpuckpt inspect "]
+)
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_tab_loads_nothing_heavy(shell, words):
+    """What Typer loads of its own at TAB is its affair; rich is ours to keep out (cli/app.py)."""
+    environment = {"PATH": "/usr/bin:/bin", "HOME": "/", "_GPUCKPT_COMPLETE": f"complete_{shell}"}
+    if shell == "bash":
+        environment |= {"COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    else:
+        environment |= {"_TYPER_COMPLETE_ARGS": words, "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "gpuckpt"],
+        env=environment, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+    )  # fmt: skip
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "gpuckpt.cli.completing" in loaded
+    assert not loaded & {*HEAVY, *AT_TAB} - {"subprocess"}
+    assert not any(name.startswith(("rich.", "gpuckpt.flows.", "gpuckpt.system.procfs")) for name in loaded)

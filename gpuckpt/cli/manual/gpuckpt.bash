@@ -14,6 +14,8 @@ _gpuckpt_completion() {
     COMPREPLY=("${COMPREPLY[@]#"$before"}")
     # A directory and a host are gone on with.
     [[ ${COMPREPLY[0]} == *[:/] ]] && compopt -o nospace 2>/dev/null
+    # Nobody is asked what there is behind user@host: and files of this host are no answer.
+    [[ ${#COMPREPLY[@]} -eq 0 && ${current%%/*} == *:* ]] && compopt +o default 2>/dev/null
     return 0
 }
 
