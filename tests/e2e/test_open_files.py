@@ -354,7 +354,7 @@ def test_the_largest_are_left_out_unasked(writer):
 def test_inspect_lists_them(writer):
     job = writer("log").start()
     job.dump("--leave-running")
-    argv = [sys.executable, "-m", "gpuckpt", "inspect", job.image]
+    argv = [sys.executable, "-m", "gpuckpt", "inspect", "--files", job.image]
     screen = subprocess.run(argv, capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL).stdout
     assert "Captured files" in screen
     assert f"{len(job.saved())} B  open  {job.file}" in screen
