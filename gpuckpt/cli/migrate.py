@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gpuckpt.cli import options
+from gpuckpt.cli import completing, options
 from gpuckpt.cli.completing import complete_capture, complete_image
 from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.reaching import TO_CARRY, Ways, with_ways
 from gpuckpt.cli.readyoptions import ReadyCmd, ReadyHttp, ReadyTcp, ReadyTimeout
-from gpuckpt.cli.session import Listener, carry_out
+from gpuckpt.cli.session import carry_out
 from gpuckpt.model.errors import UsageError
-from gpuckpt.model.report import Report
-from gpuckpt.model.requests import MigrateRequest
 
 THERE = "a file on the other host"
+
+if TYPE_CHECKING:
+    from gpuckpt.cli.session import Listener
+    from gpuckpt.model.report import Report
+    from gpuckpt.model.requests import MigrateRequest
 
 
 @with_ways(TO_CARRY)
@@ -25,6 +28,7 @@ def migrate(
         str,
         typer.Argument(
             metavar="USER@HOST[:DIR]",
+            autocompletion=completing.complete_host,
             help="The other host. With DIR the image stays there, in that directory; else it goes when the tree runs.",
         ),
     ],
@@ -100,6 +104,8 @@ def migrate(
     where = options.location(options.with_colon(target))
     if where.path and not where.path.startswith(("/", "~/")):
         raise UsageError(f"{target}: {where.path} is no absolute path", "write user@host:/path, or user@host")
+    from gpuckpt.model.requests import MigrateRequest  # noqa: PLC0415  --help and TAB need no request
+
     request = MigrateRequest(
         pid=tree,
         reach=ways.reach(where),
