@@ -19,14 +19,14 @@ READY_STATUSES = range(200, 400)
 
 
 class Attempt:
-    """One attempt. `problem` says why it is not ready, and is None once it is.
+    """One attempt. When it is `over`, `problem` says why it is not ready, or is None.
 
     A peer that never answers, or gives a byte a minute, cannot be waited for with a socket's own timeout: that
     counts from byte to byte.
     """
 
     def __init__(self, ask: Callable[[Attempt], None]) -> None:
-        self.problem: str | None = "no answer"
+        self.problem: str | None = None
         self.over = threading.Event()
         self._ask = ask
         self._socket: socket.socket | None = None
@@ -35,7 +35,6 @@ class Attempt:
     def _run(self) -> None:
         try:
             self._ask(self)
-            self.problem = None
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.problem = in_words(error) or type(error).__name__
         finally:
