@@ -109,13 +109,16 @@ def _probes(readiness: Readiness, variables: Mapping[str, str], check: Callable[
 
 def _until(name: str, probe: Probe, deadline: float, check: Callable[[], None]) -> None:
     pause = FIRST_PAUSE_SECONDS
-    problem: str | None = "there was no time to ask"
+    problem = ""
     while (left := deadline - time.monotonic()) > 0:
-        problem = probe(left)
-        if problem is None:
+        found = probe(left)
+        if found is None:
             return
+        # What the deadline cut short says less than the attempt before it.
+        problem = problem if problem and time.monotonic() >= deadline else found
         _sleep(min(pause, max(0.0, deadline - time.monotonic())), check)
         pause = min(pause * GROWTH, LONGEST_PAUSE_SECONDS)
+    problem = problem or "there was no time left to ask"
     raise NotReady(f"{name}: {problem}")
 
 
@@ -134,9 +137,10 @@ def _attempt(begin: Callable[[float], probing.Attempt], left: float, check: Call
     try:
         while not attempt.over.wait(STEP_SECONDS) and time.monotonic() < until:
             check()
+        # Asked before its socket is cut: half an answer would look like a whole one.
+        return attempt.problem if attempt.over.is_set() else "no answer"
     finally:
         attempt.cancel()
-    return attempt.problem
 
 
 def _command(line: str, variables: Mapping[str, str], left: float, check: Callable[[], None]) -> str | None:

@@ -19,14 +19,14 @@ READY_STATUSES = range(200, 400)
 
 
 class Attempt:
-    """One attempt. `problem` says why it is not ready, and is None once it is.
+    """One attempt. When it is `over`, `problem` says why it is not ready, or is None.
 
     A peer that never answers, or gives a byte a minute, cannot be waited for with a socket's own timeout: that
     counts from byte to byte.
     """
 
     def __init__(self, ask: Callable[[Attempt], None]) -> None:
-        self.problem: str | None = "no answer"
+        self.problem: str | None = None
         self.over = threading.Event()
         self._ask = ask
         self._socket: socket.socket | None = None
@@ -35,7 +35,6 @@ class Attempt:
     def _run(self) -> None:
         try:
             self._ask(self)
-            self.problem = None
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.problem = in_words(error) or type(error).__name__
         finally:
@@ -55,8 +54,8 @@ class Attempt:
 def tcp(address: tuple[str, int], seconds: float) -> Attempt:
     """Whether something takes a connection there."""
 
-    def ask(_: Attempt) -> None:
-        _connect(address, seconds).close()
+    def ask(attempt: Attempt) -> None:
+        _connect(attempt, address, seconds).close()
 
     return Attempt(ask)
 
@@ -73,16 +72,13 @@ def web(url: str, seconds: float) -> Attempt:
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
     def ask(attempt: Attempt) -> None:
-        raw = _connect((host, port), seconds)
-        attempt.uses(raw)
         connection = http.client.HTTPConnection(host, port)
+        connection.sock = _connect(attempt, (host, port), seconds, _unverified() if secure else None)
         try:
-            connection.sock = _unverified().wrap_socket(raw, server_hostname=host) if secure else raw
-            attempt.uses(connection.sock)
             connection.request("GET", path, headers={"User-Agent": "gpuckpt", "Connection": "close"})
-            status = connection.getresponse().status
+            with connection.getresponse() as response:
+                status = response.status
         finally:
-            raw.close()
             connection.close()
         if status not in READY_STATUSES:
             raise ValueError(f"it answered {status}")
@@ -90,13 +86,33 @@ def web(url: str, seconds: float) -> Attempt:
     return Attempt(ask)
 
 
-def _connect(address: tuple[str, int], seconds: float) -> socket.socket:
-    connection = socket.create_connection(address, timeout=seconds)
+def _connect(
+    attempt: Attempt, address: tuple[str, int], seconds: float, secure: ssl.SSLContext | None = None
+) -> socket.socket:
+    """A connection to the first address of a host that takes one; by TLS with `secure`. Raises OSError."""
+    problem = OSError("the name has no address")
+    for family, kind, protocol, _, where in socket.getaddrinfo(*address, type=socket.SOCK_STREAM):
+        connection = socket.socket(family, kind, protocol)
+        if secure is not None:
+            # Before it is connected: wrap_socket loses, open, a socket whose peer goes away in the middle of it.
+            connection = secure.wrap_socket(connection, server_hostname=address[0])
+        connection.settimeout(seconds)
+        attempt.uses(connection)
+        try:
+            connection.connect(where)
+            _refuse_itself(connection)
+        except OSError as error:
+            connection.close()
+            problem = error
+        else:
+            return connection
+    raise problem
+
+
+def _refuse_itself(connection: socket.socket) -> None:
+    """TCP connects a socket to itself where the kernel happens to choose the very port that is asked for."""
     if connection.getsockname() == connection.getpeername():
-        # TCP connects a socket to itself where the kernel happens to choose the very port that is asked for.
-        connection.close()
-        raise ConnectionRefusedError(f"{address[0]} port {address[1]}: nobody listens")
-    return connection
+        raise ConnectionRefusedError("nobody listens there")
 
 
 def _unverified() -> ssl.SSLContext:

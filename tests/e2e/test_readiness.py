@@ -45,12 +45,12 @@ def test_a_service_is_ready_when_it_answers(work, jobs, service):
 
 def test_one_that_is_not_ready_in_time_runs_on_and_that_is_said(work, service):
     answer = gpuckpt(
-        *("restore", work / "img", "--ready-http", f"http://{service}/", "--ready-timeout", 1),
+        *("restore", work / "img", "--ready-http", f"http://{service}/", "--ready-timeout", 3),
         *("--post-restore", f"echo $GPUCKPT_OUTCOME $GPUCKPT_PROCESS >{work}/said"),
     )
     assert (answer.status, answer.report["process"]) == (41, "restored"), rounds.explain(answer)
     assert answer.error["message"].endswith(
-        f"was not ready within 1 s: --ready-http http://{service}/: it answered 503"
+        f"was not ready within 3 s: --ready-http http://{service}/: it answered 503"
     )
     assert (work / "said").read_text() == "failed restored\n"
     assert harness.alive(rounds.manifest_pids(work / "img")[0])
@@ -79,12 +79,12 @@ def test_ctrl_c_while_it_is_not_ready_leaves_it_running(work, jobs, service):
 
 def test_who_waits_hears_of_it_and_exits_with_the_jobs_status(work, jobs, service):
     """With --wait: not ready in time, then ended by a signal that gpuckpt passes on."""
-    probe = ("--ready-http", f"http://{service}/", "--ready-timeout", "1")
+    probe = ("--ready-http", f"http://{service}/", "--ready-timeout", "3")
     last = ("--post-restore", f"echo $GPUCKPT_OUTCOME >{work}/said; exit 5")
     with (work / "err").open("w") as err:
         waiting = jobs.start(*starting.GPUCKPT, "restore", work / "img", "--wait", *probe, *last, stderr=err)
     harness.wait_for(lambda: "post-restore: exited with 5" in (work / "err").read_text(), "both are said at once")
-    assert "was not ready within 1 s" in (work / "err").read_text()
+    assert "was not ready within 3 s" in (work / "err").read_text()
     assert (work / "said").read_text() == "failed\n"
     assert waiting.poll() is None
     waiting.terminate()
