@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from gpuckpt.cli import options
 from gpuckpt.model.errors import UsageError
@@ -52,7 +52,9 @@ def with_ways(shared: dict[str, Any]) -> Callable[[Callable[..., int]], Callable
             ways = Ways(**{name: given.pop(name) for name in shared})
             return command(**given, ways=ways)
 
-        hints = get_type_hints(command, include_extras=True)
+        # Not typing.get_type_hints: before Python 3.11 it puts what has the default None into another Optional, around
+        # Annotated, and Typer does not see any more that it is an argument.
+        hints = inspect.get_annotations(command, eval_str=True)
         told: list[inspect.Parameter] = []
         for name, parameter in inspect.signature(command).parameters.items():
             if name == "ways":
