@@ -28,6 +28,7 @@ from gpuckpt.model.report import Event
 from gpuckpt.owner import runs
 from gpuckpt.stores import directory
 from gpuckpt.stores.landing import DirectoryArrival
+from gpuckpt.stores.protocol import count_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -159,12 +160,13 @@ class Elsewhere:
         """Over the wire, where they were not fetched."""
         if self._whole:
             return PackReader(packs, index)
-        frames = [frame for found in index.files.values() for frame in found]
-        self._expected_bytes = sum(frame.stored for frame in frames)
+        self._expected_bytes = sum(frame.stored for frames in index.files.values() for frame in frames)
         opened = unwaited(self._far.insist, self._interruption.check, lambda _opened: None)
-        seconds = opened.round_trip_seconds
-        threads = lane_count(self._far.reach.connections, seconds, self._expected_bytes, len(frames))
-        return FarFrames(self._far, self.image.manifest, index, threads, self._interruption.check)
+
+        def connections(size: int) -> int:
+            return lane_count(self._far.reach.connections, opened.round_trip_seconds, size, count_pieces(size))
+
+        return FarFrames(self._far, self.image.manifest, index, connections, self._interruption.check)
 
     def show_progress(self) -> None:
         """The bytes that have come over the wire."""

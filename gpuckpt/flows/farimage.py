@@ -159,24 +159,31 @@ class FarFrames:
     """Its frames (a FrameSource): each thread has a connection of its own."""
 
     def __init__(
-        self, image: FarImage, manifest: Manifest, index: Index, threads: int, look: Callable[[], None]
+        self,
+        image: FarImage,
+        manifest: Manifest,
+        index: Index,
+        connections: Callable[[int], int],
+        look: Callable[[], None],
     ) -> None:
-        """`look` is called while single frames are waited for, and may raise. Raises ImageCorrupt."""
+        """`connections` says how many are worth opening for so many bytes.
+
+        `look` is called while single frames are waited for, and may raise. Raises ImageCorrupt.
+        """
         self._image = image
         self._parts = _parts_of(manifest, index)
         self._decoder = Decoder(index)
         self._look = look
-        self._threads = threads
+        self._connections_for = connections
         self._lock = threading.Lock()
-        self._at_work = 0
+        self._shares = _Shares()
         self._readers: set[Reader] = set()
         self._over = False
         self._remembered: OrderedDict[tuple[int, int, bytes], bytes] = OrderedDict()
 
-    @property
-    def threads(self) -> int:
+    def threads(self, size: int) -> int:
         """One for each connection."""
-        return self._threads
+        return self._connections_for(size)
 
     def read(self, frame: Frame) -> memoryview:
         """One frame; for the main thread."""
@@ -203,35 +210,25 @@ class FarFrames:
     def stream(self, wanted: Iterator[tuple[Frame, Work]], buffer: mmap.mmap) -> Iterator[tuple[Frame, Work]]:
         """Each frame, verified, as it comes; a connection that breaks is opened again."""
         asked: Asked[Work] = deque()
-        with self._at_its_work() as alone:
+        with _Share(self._shares) as share:
             while True:
                 opened = reader = None
                 try:
                     opened = self._image.current()
                     reader = self._reader_of(opened)
+                    share.take_on()
                     yield from self._handed_out(reader, asked, wanted, buffer)
                 except (LinkLost, GpuckptError) as lost:
-                    if reader is None and not asked and not alone:
-                        return  # a further connection that cannot be had: the others do its share
+                    if reader is None and not asked and share.others_do_it():
+                        return  # a further connection that cannot be had
                     if not isinstance(lost, (LinkLost, NotReached)):
                         raise begins_again(lost) from None
                     self._image.lost(opened, lost)
                 except OSError as error:
                     raise TransferFailed(f"on {self._image.reach.location.host}: {in_words(error)}") from None
                 else:
+                    share.all_done()
                     return
-
-    @contextlib.contextmanager
-    def _at_its_work(self) -> Iterator[bool]:
-        """Count a thread that does not go before its work is done; says whether it is the first."""
-        with self._lock:
-            alone = self._at_work == 0
-            self._at_work += 1
-        try:
-            yield alone
-        finally:
-            with self._lock:
-                self._at_work -= 1
 
     def _reader_of(self, opened: Opened) -> Reader:
         reader = unwaited(opened.offer.open_reader, self._image.require_wanted, lambda late: late.close())
@@ -290,6 +287,62 @@ class FarFrames:
     def close(self) -> None:
         """Let the other side go."""
         self._image.end()
+
+
+class _Shares:
+    """Who works. A thread that once had a connection does not go before all is done, or it has failed."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.opening = self.committed = 0
+        """Threads that are about to get a connection, and those that had one."""
+        self.done = False
+
+
+class _Share:
+    """One thread's part in it."""
+
+    def __init__(self, shares: _Shares) -> None:
+        self._shares = shares
+        self._committed = False
+
+    def __enter__(self) -> _Share:  # noqa: PYI034 - typing.Self comes with 3.11
+        with self._shares.changed:
+            if self._shares.opening + self._shares.committed == 0:
+                self._shares.done = False
+            self._shares.opening += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._shares.changed:
+            self._shares.opening -= not self._committed
+            self._shares.committed -= self._committed
+            self._shares.changed.notify_all()
+
+    def take_on(self) -> None:
+        """It has a connection."""
+        with self._shares.changed:
+            self._shares.opening -= not self._committed
+            self._shares.committed += not self._committed
+            self._committed = True
+            self._shares.changed.notify_all()
+
+    def all_done(self) -> None:
+        """There was nothing left to take."""
+        with self._shares.changed:
+            self._shares.done = True
+
+    def others_do_it(self) -> bool:
+        """Whether this thread, which could not connect and has taken nothing, may go; waits for what the others get."""
+        shares = self._shares
+        if self._committed:
+            return False
+        with shares.changed:
+            shares.opening -= 1
+            shares.changed.notify_all()
+            shares.changed.wait_for(lambda: shares.done or shares.committed or not shares.opening)
+            shares.opening += 1
+            return shares.done or shares.committed > 0
 
 
 def _parts_of(manifest: Manifest, index: Index) -> list[int]:

@@ -26,9 +26,8 @@ Work = TypeVar("Work")
 class FrameSource(Protocol):
     """Hands out frames, verified, to any number of threads."""
 
-    @property
-    def threads(self) -> int:
-        """How many can be fed at once."""
+    def threads(self, size: int) -> int:
+        """How many shall be fed at once, for raw bytes of `size` together."""
 
     def read(self, frame: Frame) -> memoryview:
         """The raw bytes of one frame, until this thread's next read. Raises ImageCorrupt, GpuckptError."""
@@ -53,10 +52,11 @@ class FrameSource(Protocol):
 def carry_out(
     source: FrameSource,
     works: Iterable[tuple[Frame, Work]],
+    size: int,
     acting: Callable[[mmap.mmap], Callable[[Frame, Work], None]],
     going_on: Callable[[], None],
 ) -> None:
-    """Do for each frame what goes with it, with as many threads as the source can feed.
+    """Do for each frame what goes with it, with as many threads as the source can feed; `size` is of all together.
 
     `acting` is called once in each thread, with its buffer, for what is done there with each frame whose raw
     bytes have come into that buffer. Frames of which nothing is stored are only verified: whatever they would
@@ -73,8 +73,9 @@ def carry_out(
                 return
             act(frame, work)
 
-    with ThreadPoolExecutor(source.threads) as pool:
-        jobs = {pool.submit(one_thread) for _ in range(source.threads)}
+    count = source.threads(size)
+    with ThreadPoolExecutor(count) as pool:
+        jobs = {pool.submit(one_thread) for _ in range(count)}
         try:
             while jobs:
                 done, jobs = wait(jobs, STEP_SECONDS, return_when="FIRST_COMPLETED")
@@ -92,9 +93,8 @@ def verify_all(source: FrameSource, index: Index, going_on: Callable[[], None] =
     frames = {
         (frame.pack, frame.at, frame.raw, frame.digest): frame for found in index.files.values() for frame in found
     }
-    carry_out(
-        source, ((frame, None) for frame in frames.values()), lambda _buffer: lambda _frame, _work: None, going_on
-    )
+    nothing = ((frame, None) for frame in frames.values())
+    carry_out(source, nothing, index.raw_bytes(), lambda _buffer: lambda _frame, _work: None, going_on)
 
 
 class _Feed(Generic[Work]):

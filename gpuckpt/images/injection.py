@@ -32,7 +32,7 @@ def inject(
     damaged, OSError where the memory cannot be written to (ProcessLookupError: the process has ended),
     and what else the source raises.
     """
-    carry_out(source, _works(plan, files), _writing, going_on)
+    carry_out(source, _works(plan, files), plan.bytes_injected, _writing, going_on)
 
 
 def _writing(buffer: mmap.mmap) -> Callable[[Frame, ProcessMemory], None]:
@@ -50,8 +50,3 @@ def _works(plan: MemoryPlan, files: Mapping[str, tuple[Frame, ...]]) -> Iterator
         for frame in files[memory.pages]:
             if any(True for _ in memory.split.injected.within(frame.offset, frame.raw)):
                 yield frame, memory
-
-
-def stored_bytes(plan: MemoryPlan, files: Mapping[str, tuple[Frame, ...]]) -> int:
-    """What must be read for it, in bytes as they are stored."""
-    return sum(frame.stored for frame, _ in _works(plan, files))

@@ -59,7 +59,7 @@ def write(
         # Frames that are all zero are holes.
         os.truncate(path, file.size)
     works = ((frame, (directory / file.name, wanted)) for file in files for frame, wanted in _by_frame(file))
-    carry_out(source, works, _writing, going_on)
+    carry_out(source, works, sum(file.size for file in files), _writing, going_on)
 
 
 def _by_frame(file: PagesFile) -> Iterator[tuple[Frame, list[tuple[int, int, int]]]]:

@@ -267,8 +267,8 @@ class PackReader:
             self._decoder.verify(frame, target)
         return target
 
-    @property
-    def threads(self) -> int:
+    @staticmethod
+    def threads(_size: int) -> int:
         """One a core that we may use, at most MAX_THREADS."""
         return min(len(os.sched_getaffinity(0)), MAX_THREADS)
 

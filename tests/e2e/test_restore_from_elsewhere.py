@@ -86,6 +86,20 @@ def test_what_must_lie_here_lies_here_for_the_time_of_the_restore(work, jobs, ss
     assert not list((work / "place").iterdir())
 
 
+def test_wait_stays_with_the_tree_and_not_with_the_other_host(work, jobs, sshd):
+    at_dump = dumped(jobs, work, "private", 64)
+    run = jobs.own(start_gpuckpt("restore", f"far:{work}/image", *reach(sshd), "--wait"))
+    [pid] = [one["id"]["pid"] for one in rounds.manifest(work / "image")["tree"]["processes"]]
+    jobs.adopt(pid)
+    rounds.goes_on(work / "log", at_dump, more=1)
+    harness.wait_for(lambda: not any("ssh" in arena.command_of(one) for one in arena.children(run.pid)), "it lets go")
+    os.kill(pid, signal.SIGTERM)
+    out, _ = run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGTERM, out
+    assert '"bytes_injected": 0' not in out
+    assert stored_here() == []
+
+
 def test_nothing_is_touched_where_a_check_refuses(work, jobs, sshd):
     job = jobs.python("counter.py", work / "log", 20)
     harness.wait_for_count(work / "log", 2)

@@ -51,12 +51,12 @@ class Caller:
 
 
 @contextlib.contextmanager
-def frames_of(image, connect, threads=THREADS):
+def frames_of(image, connect):
     """The frames of an image over these lines, and what was said of them."""
     said: list[str] = []
     far = FarImage(Reach(parse(f"far:{image}")), said.append, connect)
     index = read_index(image / "packs" / "index")
-    frames = FarFrames(far, far.insist().offer.manifest, index, threads, lambda: None)
+    frames = FarFrames(far, far.insist().offer.manifest, index, lambda _size: THREADS, lambda: None)
     frames.said, frames.far, frames.index = said, far, index
     try:
         yield frames
@@ -82,7 +82,8 @@ def collected(frames, going_on=lambda: None, at_first=lambda: None):
 
         return act
 
-    framesource.carry_out(frames, ((frame, number) for number, frame in enumerate(wanted)), acting, going_on)
+    works = ((frame, number) for number, frame in enumerate(wanted))
+    framesource.carry_out(frames, works, frames.index.raw_bytes(), acting, going_on)
     return [came[number] for number in range(len(wanted))]
 
 
@@ -237,7 +238,7 @@ def test_an_index_that_names_what_the_manifest_does_not(image):
     less = SimpleNamespace(parts=parts)
     far = FarImage(Reach(parse("far:/x")), print)
     with pytest.raises(ImageCorrupt, match="not in the manifest"):
-        FarFrames(far, less, index, 1, lambda: None)
+        FarFrames(far, less, index, lambda _size: 1, lambda: None)
     far.end()
 
 
