@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 MOST_REPORT = 16 << 20
 MOST_FINDINGS = 1000
+MOST_NOTES = 100
+MOST_TEXT = 1000
+FROM_THERE = ("cgroup", "gpu_memory_bytes", "files", "ready_seconds")
+"""What the report takes over from the copy's."""
+
 LOOK_SECONDS = 0.1
 GO_SECONDS = 15.0
 """How long `go` may take to be answered: there is nothing left to do there but to let go."""
@@ -69,6 +74,17 @@ class Judged:
     place: str
     """Where its image will lie."""
     space_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What the other host says of the copy that runs."""
+
+    data: dict[str, Any]
+    seconds: dict[str, float]
+    notes: tuple[str, ...]
+    trouble: str | None
+    """Why it is not well."""
 
 
 class Destination:
@@ -139,12 +155,17 @@ class Destination:
     def _verdict(self, transaction: str) -> Verdict | None:
         return _read_verdict(self.store.question({"do": "verdict", "transaction": transaction}).header)
 
-    def watch(self, meanwhile: Callable[[], None]) -> dict[str, Any]:
-        """How the copy does, as a restore's report. Raises GpuckptError, FormError."""
+    def watch(self, meanwhile: Callable[[], None]) -> Watched:
+        """How the copy does, out of a restore's report. Raises GpuckptError, ValueError for what is none."""
         report = json.loads(self._ask({"do": "watch"}, meanwhile))
-        if not isinstance(report, dict) or not isinstance(report.get("data"), dict):
-            raise FormError("no report")
-        return report
+        try:
+            data, error = dict(report["data"]), report["error"]
+            seconds = {str(phase): float(took) for phase, took in dict(data.get("seconds") or {}).items()}
+            notes = tuple(str(note)[:MOST_TEXT] for note in list(data.get("notes") or ())[:MOST_NOTES])
+            kept = {key: data[key] for key in FROM_THERE if key in data}
+            return Watched(kept, seconds, notes, None if error is None else str(error["message"])[:MOST_TEXT])
+        except (TypeError, KeyError, ValueError):
+            raise FormError("it sent no report") from None
 
     def finish(self, terms: Terms, meanwhile: Callable[[], None]) -> None:
         """It knows how it ended; an image that was to go is removed there. Raises GpuckptError."""

@@ -47,7 +47,6 @@ from gpuckpt.model.errors import (
     TreeHeld,
     in_words,
 )
-from gpuckpt.model.jsonform import FormError
 from gpuckpt.model.migration import INCOMING_PLACE, Terms
 from gpuckpt.model.report import Event, Report
 from gpuckpt.model.requests import DumpRequest
@@ -77,8 +76,6 @@ MOST_CONNECTIONS = 8
 """For packs on their way: each costs a program on both sides, and an ssh takes 400 MB/s of a core."""
 
 ALIVE_SECONDS = 1.0
-FROM_THERE = ("cgroup", "gpu_memory_bytes", "files", "ready_seconds")
-"""What the report takes over from the copy's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,17 +371,15 @@ class MigrateWork(DumpWork):
     def _watch(self, owner: OwnerHandle) -> None:
         """How it does there. A link that is lost now costs only this look."""
         try:
-            report = self.there.watch(lambda: None)
-        except (GpuckptError, FormError, ValueError) as trouble:
+            seen = self.there.watch(lambda: None)
+        except (GpuckptError, ValueError) as trouble:
             self.notes.append(f"the job runs on {self.there.where}; it could not be watched there: {trouble}")
             return
-        told, error = report["data"], report.get("error")
-        self.arrived |= {key: told[key] for key in FROM_THERE if key in told}
-        self.arrived["seconds_there"] = told.get("seconds")
-        self.notes += [str(note) for note in told.get("notes") or ()][:100]
-        if error is not None:
+        self.arrived |= {**seen.data, "seconds_there": seen.seconds}
+        self.notes += seen.notes
+        if seen.trouble is not None:
             self.given, self.published = "hold", False
-            raise RestoredUnhealthy(f"on {self.there.where}: {str(error.get('message'))[:1000]}", self._ways())
+            raise RestoredUnhealthy(f"on {self.there.where}: {seen.trouble}", self._ways())
         self._finish(owner)
 
     def _finish(self, _owner: OwnerHandle) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests import harness
 from tests.e2e.rounds import SETTLE, explain, goes_on
+from tests.fakegpu.fixtures import FakeGpu
 from tests.harness import PROGRAMS, Answer, numbers, wait_for, wait_for_count
 from tests.sshd import REMOTE_COMMAND
-from tests.twohosts import TwoHosts
+from tests.twohosts import Host, TwoHosts
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
 
@@ -36,7 +40,7 @@ def moved(hosts: TwoHosts, pid: int, *options: object, to: str = "b", log: str =
 
 
 def _event(line: str) -> dict:
-    return harness.json.loads(line) if line.startswith("{") else {}
+    return json.loads(line) if line.startswith("{") else {}
 
 
 def assert_untouched(hosts: TwoHosts, pid: int) -> None:
@@ -130,7 +134,7 @@ def test_what_was_sent_before_is_not_sent_again(two_hosts):
 
 def test_streams_that_lead_outside_go_on_into_files_of_the_other_host(two_hosts):
     a, b = two_hosts.a, two_hosts.b
-    job = a.start("setsid", sys.executable, PROGRAMS / "talker.py", LOG, stdin=harness.subprocess.PIPE)
+    job = a.start("setsid", sys.executable, PROGRAMS / "talker.py", LOG, stdin=subprocess.PIPE)
     wait_for_count(a.outside(LOG), 3)
     pid = int(a.run("pgrep", "-f", "talker.py").stdout)
     assert "stdio" in refused(migrate(two_hosts, pid))
@@ -213,9 +217,7 @@ def test_files_are_compared_there_and_go_along_where_they_differ(two_hosts):
     assert b.outside(acts[LOG]["kept_as"]).read_text() == "another's\n"
 
 
-LIBRARY = next(
-    one for one in map(harness.Path, ("/lib/x86_64-linux-gnu/libz.so.1", "/usr/lib64/libz.so.1")) if one.exists()
-)
+LIBRARY = next(one for one in map(Path, ("/lib/x86_64-linux-gnu/libz.so.1", "/usr/lib64/libz.so.1")) if one.exists())
 
 
 def test_a_disk_that_fills_up_there_meanwhile_costs_the_job_nothing(two_hosts):
@@ -233,9 +235,79 @@ def test_a_disk_that_fills_up_there_meanwhile_costs_the_job_nothing(two_hosts):
         "until ls -d /srv/images/*.partial; do sleep 0.02; done; dd if=/dev/zero of=/srv/images/full bs=1M || true",
     )
     said, errors = main.communicate(timeout=200)
-    report = harness.json.loads(said)
+    report = json.loads(said)
     assert (main.returncode, report["process"]) == (30, "running"), (report["error"], errors)
     assert "disk is full" in report["error"]["message"]
     b.run("rm", "/srv/images/full")
     assert_untouched(two_hosts, pid)
     moved(two_hosts, pid, to="b:/srv/images")
+
+
+@pytest.fixture
+def gpus(two_hosts, fake_gpu_libraries):
+    """A fake GPU on each host, under the same path."""
+    made = [FakeGpu(host.outside("/srv/gpu"), fake_gpu_libraries) for host in two_hosts.hosts]
+    for gpu in made:
+        gpu.configure(total=8 << 30)
+    return made
+
+
+ON_GPU = ("env", "FAKEGPU_DIR=/srv/gpu", "LD_LIBRARY_PATH=/srv/gpu/lib", f"PYTHONPATH={PROGRAMS.parents[1]}")
+
+
+def start_on_gpu(hosts: TwoHosts) -> int:
+    """A program with memory on the GPU of a."""
+    pid = hosts.a.daemon(*ON_GPU, sys.executable, PROGRAMS.parent / "fakegpu" / "fake_cuda_app.py", LOG, "--mib", 16)
+    wait_for_count(hosts.a.outside(LOG), 3)
+    return pid
+
+
+def start_migration(hosts: TwoHosts, pid: int) -> subprocess.Popen:
+    """From a to b, with the GPUs of both."""
+    far = f"{' '.join(ON_GPU)} {sys.executable} -m gpuckpt"
+    reach = ("--ssh-config", hosts.config, "--remote-command", far)
+    argv = (*ON_GPU, sys.executable, "-m", "gpuckpt", "migrate", "--tree", pid, "b", *reach, *SETTLE, "--json")
+    return hosts.a.start(*argv)
+
+
+def checksum(host: Host, pid: int) -> str:
+    """The digest of the GPU memory, asked of the program."""
+    before = host.outside(LOG).read_text().count("XSUM")
+    host.run("kill", "-USR1", pid)
+    wait_for(lambda: host.outside(LOG).read_text().count("XSUM") > before, "it digests its GPU memory")
+    return host.outside(LOG).read_text().rpartition("XSUM ")[2].split()[0]
+
+
+def acts(gpu: FakeGpu) -> list[str]:
+    """What the driver was told to do, in order."""
+    return [act for act, _ in gpu.calls() if act in ("lock", "checkpoint", "restore", "unlock")]
+
+
+def test_a_gpu_program_moves_with_its_gpu_memory(two_hosts, gpus):
+    pid = start_on_gpu(two_hosts)
+    before = checksum(two_hosts.a, pid)
+    said, errors = start_migration(two_hosts, pid).communicate(timeout=200)
+    report = json.loads(said)
+    assert (report["outcome"], report["process"]) == ("ok", "restored"), (report["error"], errors)
+    assert {"lock", "gpu_to_host", "host_to_gpu"} <= set(report["data"]["seconds"])
+    goes_on(two_hosts.b.outside(LOG), numbers(two_hosts.a.outside(LOG))[-1])
+    assert checksum(two_hosts.b, pid) == before
+    assert (acts(gpus[0]), acts(gpus[1])) == (["lock", "checkpoint"], ["restore", "unlock"])
+    assert (gpus[0].used_bytes(), gpus[1].used_bytes()) == (0, 16 << 20)
+
+
+def test_a_copy_on_a_gpu_that_must_end_gives_its_gpu_back_first(two_hosts, gpus):
+    pid = start_on_gpu(two_hosts)
+    before = checksum(two_hosts.a, pid)
+    main = start_migration(two_hosts, pid)
+    a, b = two_hosts.a, two_hosts.b
+    wait_for(lambda: "prepare" in main.stderr.readline(), "the copy comes up")
+    a.signal(main, signal.SIGSTOP)
+    wait_for(lambda: acts(gpus[1]) == ["restore", "unlock"], "its GPU memory is back")
+    a.signal(main, signal.SIGKILL)
+    main.send_signal(signal.SIGCONT)
+    main.communicate(timeout=200)
+    wait_for(lambda: acts(gpus[1])[2:] == ["lock", "checkpoint"], "it is suspended")
+    wait_for(lambda: not b.alive(pid), "the copy ends")
+    wait_for(lambda: acts(gpus[0]) == ["lock", "checkpoint", "restore", "unlock"], "the program goes on here")
+    assert checksum(a, pid) == before

@@ -84,6 +84,7 @@ class Crossing:
     pids: list[int] = field(default_factory=list)
     events: list[dict] = field(default_factory=list)
     _said: list[str] = field(default_factory=list)
+    _before: set[str] = field(default_factory=set)
 
     @property
     def log(self) -> str:
@@ -93,6 +94,7 @@ class Crossing:
     def start(self) -> None:
         """Start the job, and send it away."""
         a = self.hosts.a
+        self._before = {one.name for host in self.hosts.hosts for one in self._runs(host)}
         program = [sys.executable, "-E", "-S", HERE / "paired_counter.py", self.log, MEGABYTES]
         root = a.daemon(*program)
         harness.wait_for_count(a.outside(self.log), 3)
@@ -114,18 +116,21 @@ class Crossing:
             for one in self.events
         )
 
-    @staticmethod
-    def journal_has(host: Host, act: str) -> bool:
+    def _runs(self, host: Host) -> list[Path]:
+        """The directories of this crossing's runs; what a killed one before it left is settled later."""
+        found = Path(f"/proc/{host.init}/root/run/gpuckpt/runs").glob("*")
+        return [one for one in found if one.name not in self._before]
+
+    def journal_has(self, host: Host, act: str) -> bool:
         """Whether a run on this host has written this act down."""
-        runs = Path(f"/proc/{host.init}/root/run/gpuckpt/runs")
-        return any(f'"act": "{act}"' in _text(one / "journal") for one in runs.glob("*"))
+        return any(f'"act": "{act}"' in _text(one / "journal") for one in self._runs(host))
 
     def reached(self, step: str) -> Callable[[], bool]:
         """Tells whether a step has come."""
         a, b = self.hosts.a, self.hosts.b
         return {
             "hello": lambda: bool(b.serving()),
-            "judged": lambda: any(Path(f"/proc/{a.init}/root/run/gpuckpt/runs").glob("*")),
+            "judged": lambda: bool(self._runs(a)),
             "capturing": lambda: self.journal_has(a, "criu-started"),
             "transferring": lambda: self.has("transfer"),
             "preparing": lambda: self.has("prepare"),
@@ -208,7 +213,10 @@ class Crossing:
         return self.main.returncode, str(json.loads(self._said[0])["error"])
 
     def end(self) -> None:
-        """Leave nothing of the job on either host."""
+        """Leave nothing of the job on either host, whatever went wrong."""
+        arena.kill(self.main_pid)
+        self.main.kill()
+        self.main.wait(30)
         for host in (self.hosts.a, self.hosts.b):
             host.run("sh", "-c", f"kill -KILL {' '.join(map(str, self.pids))}", check=False)
             wait_for(lambda host=host: self._letters(host) == {"-"}, "the job ends")
