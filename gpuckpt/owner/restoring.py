@@ -11,6 +11,7 @@ steps, and what a crash of the owner at each leaves:
 5. CUDA restore                    as in 3
    (migration: 3 to 5 in any case, then `prepared`, held as in 3 until main says go and the decision is ours)
 6. journal `let-go`, let go        the tree is whole: it is left alone
+In a pid namespace its process 1 ends all of it in place of 1 to 5: owner/enclosure.py.
 """
 
 from __future__ import annotations
