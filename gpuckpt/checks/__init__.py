@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from gpuckpt.checks import arrival, filechoice, files, gpu, gpu_restore, image, machine, objects, processes
+from gpuckpt.checks import arrival, filechoice, files, gpu, gpu_restore, image, isolation, machine, objects, processes
 from gpuckpt.checks.check import Check, Judgement
 from gpuckpt.checks.facts import (
     DumpFacts,
     HostFacts,
     MemoryLimit,
     RestoreFacts,
+    has_own_place,
     needed_addresses,
     needed_ids,
     needed_paths,
     needed_ports,
+    needed_unix_names,
 )
 from gpuckpt.checks.filechoice import Choice, chosen_files, writable_files
 from gpuckpt.checks.fileplan import FileAct, file_acts
@@ -44,11 +46,13 @@ __all__ = [
     "blocking",
     "chosen_files",
     "file_acts",
+    "has_own_place",
     "judge",
     "needed_addresses",
     "needed_ids",
     "needed_paths",
     "needed_ports",
+    "needed_unix_names",
     "needs_terminal",
     "refusal",
     "resolve_map",
@@ -141,6 +145,14 @@ RESTORE_CHECKS: tuple[Check[RestoreFacts], ...] = (
     arrival.TERMINAL,
     arrival.HOST_MEMORY,
     arrival.LOCKS_FREE,
+    isolation.NETWORK,
+    isolation.TERMINAL_INSIDE,
+    isolation.PORTS_MOVED,
+    isolation.UNIX_NAMES,
+    isolation.CLONE_TCP,
+    isolation.CLONE_MEMORY,
+    isolation.CLONE_FILES,
+    isolation.CLONE_IDENTITY,
     gpu.GPU_DRIVER,
     gpu.GPU_BUGS,
     gpu.GPU_MPS,
@@ -178,7 +190,7 @@ HOOK_MAY_LIFT: frozenset[str] = frozenset(
         *(files.FILES_MISSING, files.DIRECTORIES, files.FILES_SIZE, files.FILES_CHANGED, files.FILES_BUILD),
         *(files.FILES_MODE, files.FILES_OWNER, files.FILES_CONTENT, files.FILES_CAPTURED),
         *(arrival.PIDS_FREE, arrival.PORTS_FREE, arrival.ADDRESSES, arrival.HOST_MEMORY, arrival.LOCKS_FREE),
-        gpu_restore.GPU_MEMORY,
+        *(isolation.NETWORK, isolation.UNIX_NAMES, gpu_restore.GPU_MEMORY),
     )
 )
 """What --pre-dump or --pre-restore can change: what the tree holds, the room there is, who is in the way. Where such

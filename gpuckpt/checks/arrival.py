@@ -13,28 +13,36 @@ OPTION_OF_FD = {0: "--stdin", 1: "--stdout", 2: "--stderr"}
 
 
 def _pids(facts: RestoreFacts) -> Judgement:
+    expected = "every pid, thread id, group and session of the tree free"
+    if facts.request.own_pids:
+        return passed(expected, "the tree gets a pid namespace of its own")
     taken = [f"{number} by {who}" for number, who in sorted(facts.ids_in_use.items())]
     if facts.manifest.left_running:
         hint = "the image was made with --leave-running: end the original (or what has its pids) first"
     else:
         hint = "end what has them; a zombie goes when its parent reaps it: repeat the command in a few seconds"
-    return none_of(taken, expected="every pid, thread id, group and session of the tree free", hint=hint, fine="free")
+    hint += ", or say --isolate pid: the tree then has pids of its own"
+    return none_of(taken, expected=expected, hint=hint, fine="free")
 
 
 def _ports(facts: RestoreFacts) -> Judgement | None:
     if not facts.ports_in_use and not needed_sockets(facts.manifest, facts.tcp):
         return None
     taken = [f"{port} by {who}" for port, who in sorted(facts.ports_in_use.items())]
-    return none_of(taken, expected="every port of the tree free", hint="stop what has them", fine="free")
+    hint = "stop what has them, or give the tree others with --port OLD=NEW, or a network of its own with --isolate net"
+    return none_of(taken, expected="every port of the tree free", hint=hint, fine="free")
 
 
 def _addresses(facts: RestoreFacts) -> Judgement | None:
     if not needed_sockets(facts.manifest, facts.tcp):
         return None
     hint = "give this host the address (ip address add ADDRESS dev DEVICE)"
+    if facts.request.own_network:
+        hint = "name a network namespace that has it (ip -n NAME address add ADDRESS dev DEVICE; --netns NAME)"
     if outside_connections(facts.tree) and facts.tcp != "close":
         hint += ", or say --tcp close, if only connections have it"
-    missing = (f"{address} is not on this host" for address in facts.missing_addresses)
+    where = "in that network" if facts.request.own_network else "on this host"
+    missing = (f"{address} is not {where}" for address in facts.missing_addresses)
     return none_of(missing, expected="every address that sockets of the tree are bound to", hint=hint, fine="here")
 
 

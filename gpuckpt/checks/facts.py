@@ -185,6 +185,10 @@ class RestoreFacts:
     """What an interrupted run left here that can disturb this one, in words."""
     contents: Mapping[str, bool] | None = None
     """Files that are here, and were compared with those of the host the job leaves: whether they are the same."""
+    network_exists: bool = True
+    """The network namespace that was named is here."""
+    unix_names_in_use: Mapping[str, str] = field(default_factory=dict)
+    """Names of needed_unix_names() that are taken where the tree would bind them -> by whom."""
 
     @property
     def tree(self) -> Tree:
@@ -223,6 +227,19 @@ def needed_ids(manifest: Manifest) -> frozenset[int]:
     return frozenset(found)
 
 
+SHARED_MEMORY = "/dev/shm/"  # noqa: S108 - where shm_open(3) makes its files
+
+
+def has_own_place(facts: RestoreFacts, path: str) -> bool:
+    """A clone's shared memory is its own: what lies here under that name is somebody else's."""
+    return facts.request.clone and path.startswith(SHARED_MEMORY)
+
+
+def needed_unix_names(manifest: Manifest) -> frozenset[str]:
+    """Paths and abstract names ('@name') that unix sockets of the tree are bound to."""
+    return frozenset(one.local for one in manifest.tree.sockets if one.family == "unix" and one.local)
+
+
 def needed_paths(manifest: Manifest) -> tuple[str, ...]:
     """Every path that must be looked at here before a restore."""
     paths = [file.path for file in manifest.tree.files if not file.deleted]
@@ -252,15 +269,20 @@ def needed_sockets(manifest: Manifest, tcp: str) -> tuple[Socket, ...]:
     return tuple(s for s in manifest.tree.sockets if is_inet(s) and s.local and s not in closed)
 
 
-def needed_ports(manifest: Manifest, tcp: str) -> tuple[str, ...]:
-    """'tcp 0.0.0.0:8000', 'udp [::1]:53': what the restored tree binds."""
+def needed_ports(manifest: Manifest, tcp: str, moved: Mapping[int, int] | None = None) -> tuple[str, ...]:
+    """'tcp 0.0.0.0:8000', 'udp [::1]:53': what the restored tree binds; `moved` as --port has it."""
     names = {"stream": "tcp", "dgram": "udp"}
     found = (
-        f"{names[socket.type]} {socket.local}"
+        f"{names[socket.type]} {_moved(socket.local, moved or {})}"
         for socket in needed_sockets(manifest, tcp)
         if socket.type in names and port_of(socket.local)
     )
     return tuple(dict.fromkeys(found))
+
+
+def _moved(endpoint: str, moved: Mapping[int, int]) -> str:
+    port = port_of(endpoint)
+    return f"{endpoint.rpartition(':')[0]}:{moved.get(port, port)}"
 
 
 def needed_addresses(manifest: Manifest, tcp: str) -> tuple[str, ...]:

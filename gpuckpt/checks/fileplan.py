@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gpuckpt.checks.facts import RestoreFacts
+from gpuckpt.checks.facts import RestoreFacts, has_own_place
 from gpuckpt.checks.filechoice import KERNEL, appends_only, writes
 from gpuckpt.checks.gpu_restore import is_driver_library
 from gpuckpt.model.facts import OpenFile
@@ -58,7 +58,7 @@ def needed(facts: RestoreFacts) -> Iterator[OpenFile]:
     remapped = {captured.path for captured in facts.manifest.captured if captured.reason == LINK_REMAP}
     for file in facts.tree.files:
         skip = file.deleted or file.path in remapped or is_driver_library(file.path)
-        if not skip and not file.path.startswith(KERNEL):
+        if not skip and not file.path.startswith(KERNEL) and not has_own_place(facts, file.path):
             yield file
 
 
@@ -76,7 +76,9 @@ def is_program(file: OpenFile) -> bool:
 
 
 def file_acts(facts: RestoreFacts) -> tuple[FileAct, ...]:
-    """Everything that this restore would do to files, as it was asked to."""
+    """Everything that this restore would do to files, as it was asked to. A clone changes none: others may use them."""
+    if facts.request.clone:
+        return ()
     captured = captured_open(facts.manifest)
     found = (_act(facts, file, captured) for file in needed(facts) if stat.S_ISREG(file.mode))
     acts = {act.file.path: act for act in found if act is not None}

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import PurePosixPath
 
 from gpuckpt.checks.check import Check, Judgement, failed, listing, none_of, passed
-from gpuckpt.checks.facts import RestoreFacts
+from gpuckpt.checks.facts import RestoreFacts, has_own_place
 from gpuckpt.checks.fileplan import (
     can_be_cut,
     captured_open,
@@ -80,6 +80,8 @@ def _size(facts: RestoreFacts) -> Judgement:
 
 def _ways(facts: RestoreFacts, other: Iterable[tuple[OpenFile, OpenFile]]) -> str:
     """What can be done about files that are not as they were; an option only where it would help."""
+    if facts.request.clone:
+        return "put the files of the dump's time back by hand: a clone changes none, for others may use them"
     captured = captured_open(facts.manifest)
     grown = [(f, captured.get(f.path)) for f, h in other if changed(facts, f, h, captured.get(f.path)) == "grown"]
     cut = [f.path for f, copy in grown if can_be_cut(f, copy)]
@@ -203,7 +205,11 @@ def _compared(facts: RestoreFacts, contents: Mapping[str, bool]) -> Judgement:
 
 
 def _captured(facts: RestoreFacts) -> Judgement | None:
-    remaps = [captured for captured in facts.manifest.captured if captured.reason == LINK_REMAP]
+    remaps = [
+        captured
+        for captured in facts.manifest.captured
+        if captured.reason == LINK_REMAP and not has_own_place(facts, captured.path)
+    ]
     if not remaps:
         return None
     other = []

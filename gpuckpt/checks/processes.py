@@ -111,7 +111,8 @@ def _container(facts: DumpFacts) -> Judgement:
     hint = (
         f"a container is saved by its runtime: {known}"
         if known
-        else "run gpuckpt inside that container, or use the checkpoint command of what started it"
+        else "run gpuckpt inside that container, or use the checkpoint command of what started it; "
+        "what `gpuckpt restore --isolate` or `--clone` gave namespaces of its own cannot be saved again by this version"
     )
     return failed(expected, f"{what}; other namespaces: {', '.join(sorted(differing))}", hint)
 

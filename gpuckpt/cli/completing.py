@@ -50,6 +50,13 @@ def complete_capture(incomplete: str) -> list[str]:
     return [word for word in CAPTURE_WORDS if word.startswith(incomplete)]
 
 
+def complete_network(incomplete: str) -> list[str]:
+    """`new`, and the network namespaces that have a name."""
+    from gpuckpt.system.namespaces import networks  # noqa: PLC0415  only TAB needs it
+
+    return [name for name in ("new", *networks()) if name.startswith(incomplete)]
+
+
 def _directories(above: Path) -> list[str]:
     try:
         with os.scandir(above) as entries:

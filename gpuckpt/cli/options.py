@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -453,6 +453,43 @@ def check_ids(values: list[str] | None) -> frozenset[str]:
         if error is not None:
             raise error
     return ids
+
+
+def isolation(values: list[str] | None) -> frozenset[Literal["pid", "net"]]:
+    """The namespaces of --isolate."""
+    words = [word.strip() for value in values or () for word in value.split(",")]
+    found: set[Literal["pid", "net"]] = set()
+    for word in words:
+        if word == "pid":
+            found.add("pid")
+        elif word == "net":
+            found.add("net")
+        else:
+            raise UsageError(f"--isolate {word!r}: there is no such namespace", "say pid, net, or pid,net")
+    return frozenset(found)
+
+
+def network(name: str | None) -> str | None:
+    """The name of a network namespace, as `ip netns` takes it."""
+    if name is not None and (not name or "/" in name or name in (".", "..") or "\0" in name):
+        raise UsageError(f"--netns {name!r}: this is no name", "say new, or a name that `ip netns list` shows")
+    return name
+
+
+def ports(values: list[str] | None) -> dict[int, int]:
+    """OLD=NEW pairs of port numbers; each stands once on either side."""
+    pairs: dict[int, int] = {}
+    for value in values or ():
+        numbers = [int(word) for word in value.split("=") if re.fullmatch(r"[0-9]{1,5}", word)]
+        if value.count("=") != 1 or len(numbers) != 2 or not all(0 < number < 1 << 16 for number in numbers):
+            raise UsageError(
+                f"--port {value}: not of the form OLD=NEW, numbers from 1 to 65535", "say --port 8000=8001"
+            )
+        old, new = numbers
+        if old in pairs or new in pairs.values():
+            raise UsageError(f"--port {value}: {old if old in pairs else new} is named twice", "name each port once")
+        pairs[old] = new
+    return pairs
 
 
 def gpu_map(values: list[str] | None) -> dict[str, str]:

@@ -216,6 +216,7 @@ def _readiness(data: dict[str, Any]) -> list[str]:
 
 
 def _tree(data: dict[str, object]) -> str:
-    pids = data.get("pids")
+    pids, inside = data.get("pids"), data.get("namespace_pids")
     several = f" ({words.count(len(pids), 'process', 'processes')})" if isinstance(pids, (list, tuple)) else ""
-    return f"{data.get('root_pid', 'the tree')}{several}"
+    own = f", {inside[0]} in its own pid namespace," if pids and isinstance(inside, (list, tuple)) and inside else ""
+    return f"{data.get('root_pid', 'the tree')}{several}{own}"

@@ -84,6 +84,33 @@ def restore(
             help="Cut files that only grew to the size they had; what came later is kept beside them.",
         ),
     ] = False,
+    isolate: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--isolate",
+            metavar="pid|net|pid,net",
+            help="Pids and a network of the tree's own, where those of this host are taken.",
+        ),
+    ] = None,
+    clone: Annotated[
+        bool,
+        typer.Option(
+            "--clone", help="One of several from this image: its own pids and /dev/shm; no file of others is changed."
+        ),
+    ] = False,
+    netns: Annotated[
+        str | None,
+        typer.Option(
+            "--netns",
+            metavar="NAME|new",
+            autocompletion=completing.complete_network,
+            help="Come up in this network namespace (see ip-netns(8)), or in a new one with nothing but lo.",
+        ),
+    ] = None,
+    port: Annotated[
+        list[str] | None,
+        typer.Option("--port", metavar="OLD=NEW", help="Bind NEW where the tree was bound to OLD. May be repeated."),
+    ] = None,
     dry_run: options.DryRun = False,
     allow: options.Allow = None,
     timeout: options.Timeout = None,
@@ -117,12 +144,18 @@ def restore(
 
     request: RestoreRequest | RepairRequest
     if tree is not None:
+        if any((isolate, clone, netns, port)):
+            raise UsageError("--tree repairs a tree where it is; it gets no namespaces and no ports")
         of_an_image = (wait, stdio, tcp, gpu, allow, plain, huge_pages, overwrite_files, truncate_files, metrics_file)
         if any((*of_an_image, pre_restore, post_restore, ready_cmd, ready_http, ready_tcp, cold_start_seconds)):
             raise UsageError("--tree repairs a tree that is here; the options of an image make no sense with it")
         ways.refuse_here()
         request = RepairRequest(pid=tree, timeout_seconds=timeout, dry_run=dry_run, force_program=force_program)
     else:
+        if clone and (overwrite_files or truncate_files):
+            raise UsageError(
+                "--clone changes no files that others may use", "leave --overwrite-files and --truncate-files out"
+            )
         where = options.elsewhere(image or "")
         request = RestoreRequest(
             image=_place(image or "", where, ways),
@@ -143,6 +176,10 @@ def restore(
             hooks=options.hooks(pre_restore, post_restore, hook_timeout),
             readiness=options.readiness(ready_cmd, ready_http, ready_tcp, ready_timeout, cold_start_seconds),
             metrics_file=None if metrics_file is None else options.absolute(metrics_file),
+            isolate=options.isolation(isolate),
+            netns=options.network(netns),
+            ports=options.ports(port),
+            clone=clone,
         )
     manner = Manner(as_json, quiet, verbose, dry_run, shares_terminal=wait)
     return carry_out(manner, lambda listener: _run(request, listener), "restore" if tree is None else "repair")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,17 +19,18 @@ from gpuckpt.checks import (
     needed_ids,
     needed_paths,
     needed_ports,
+    needed_unix_names,
 )
 from gpuckpt.model.errors import DumpFailed, GpuckptError, MachineLacks, NotFound, Refused
 from gpuckpt.model.facts import GpuUse, Host, Process, ProcessId, Tree
 from gpuckpt.model.manifest import Lineage
 from gpuckpt.owner.runs import RUNTIME, make_runtime
 from gpuckpt.stores import directory
-from gpuckpt.system import commands, procfs
+from gpuckpt.system import commands, namespaces, procfs
 from gpuckpt.system.files import unsafe_places
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from gpuckpt.checks.facts import CapturedHere
     from gpuckpt.flows.machine import Machine
@@ -230,6 +232,7 @@ def restore_facts(
     here = host(machine)
     tcp = request.tcp or manifest.tcp
     image = request.image.stat() if request.image.exists() else None  # a migration's is still on its way
+    network = _network(request, manifest, tcp)
     # With --wait the tree stays in our cgroup; else it gets one of its own, without a limit.
     rooms = [room.free_bytes for room in _cgroup_rooms(os.getpid())] if request.wait else []
     return RestoreFacts(
@@ -238,9 +241,9 @@ def restore_facts(
         host=here,
         own_uid=os.geteuid(),
         files_here={path: procfs.file_here(path) for path in needed_paths(manifest)},
-        ids_in_use=procfs.who_uses_ids(needed_ids(manifest)),
-        ports_in_use=procfs.ports_in_use(needed_ports(manifest, tcp)),
-        missing_addresses=procfs.missing_addresses(needed_addresses(manifest, tcp)),
+        ids_in_use={} if request.own_pids else procfs.who_uses_ids(needed_ids(manifest)),
+        ports_in_use=network.ports,
+        missing_addresses=network.missing,
         free_memory_bytes=min([here.memory_available_bytes, *rooms]),
         image_mode=image.st_mode if image else None,
         image_owner=image.st_uid if image else None,
@@ -248,7 +251,45 @@ def restore_facts(
         gpu_holders=_gpu_holders(here) if manifest.cuda else {},
         lsm=procfs.security_modules(),
         captured_here=captured_here,
+        network_exists=network.exists,
+        unix_names_in_use=network.unix_names,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Network:
+    """What the tree would find in the network it comes up in."""
+
+    ports: Mapping[str, str] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+    unix_names: Mapping[str, str] = field(default_factory=dict)
+    exists: bool = True
+
+
+LOOPBACK = ("127.", "::1", "::ffff:127.")
+
+
+def _network(request: RestoreRequest, manifest: Manifest, tcp: str) -> _Network:
+    ports = needed_ports(manifest, tcp, request.ports)
+    addresses, names = needed_addresses(manifest, tcp), needed_unix_names(manifest)
+    # Paths are the host's wherever the network is; abstract names are the network's.
+    paths = procfs.unix_names_in_use({name for name in names if not name.startswith("@")})
+    abstract = {name for name in names if name.startswith("@")}
+
+    def look() -> _Network:
+        taken = {**paths, **procfs.unix_names_in_use(abstract)}
+        return _Network(procfs.ports_in_use(ports), procfs.missing_addresses(addresses), taken)
+
+    if not request.own_network:
+        return look()
+    name = request.named_network
+    if name is None:
+        missing = tuple(address for address in addresses if not address.startswith(LOOPBACK))
+        return _Network(missing=missing, unix_names=paths)
+    try:
+        return namespaces.in_network(namespaces.network(name), look)
+    except OSError:
+        return _Network(exists=False, unix_names=paths)
 
 
 def _gpu_holders(here: Host) -> dict[str, tuple[str, ...]]:

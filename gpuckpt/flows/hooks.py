@@ -68,6 +68,8 @@ class Hooked:
     """What a signal or the deadline in the first command is to the user: nothing was touched."""
     image_id: str = ""
     """Of the image that is restored; a dump's is known when it is done."""
+    clone_id: str = ""
+    """Tells clones of one image apart."""
     seconds: dict[str, float] = field(default_factory=dict)
     last_has_run: bool = False
 
@@ -156,6 +158,7 @@ class Hooked:
             "GPUCKPT_IMAGE": self.image,
             "GPUCKPT_HOST": os.uname().nodename,
             **({"GPUCKPT_IMAGE_ID": self.image_id} if self.image_id else {}),
+            **({"GPUCKPT_CLONE_ID": self.clone_id} if self.clone_id else {}),
         }
 
     def _run(self, name: str, line: str, more: Mapping[str, str], check: Callable[[], None]) -> Ended:

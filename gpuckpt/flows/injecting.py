@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuckpt.flows import leandir
 from gpuckpt.images import injection
+from gpuckpt.images.memory import MemoryPlan
 from gpuckpt.model.errors import GpuckptError, ImageCorrupt, RestoreFailed
 from gpuckpt.system import memory_io
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from gpuckpt.flows.leandir import PackedMemory
-    from gpuckpt.images.memory import MemoryPlan
 
 
 def plan(packed: PackedMemory, criu: Path, owner_pid: int, *, plain: bool) -> tuple[MemoryPlan | None, str]:
@@ -28,9 +29,13 @@ def plan(packed: PackedMemory, criu: Path, owner_pid: int, *, plain: bool) -> tu
     return (found, "") if found.bytes_injected >= leandir.WORTH_INJECTING else (None, "")
 
 
-def inject(packed: PackedMemory, what: MemoryPlan, going_on: Callable[[], None]) -> None:
-    """Write it all. Raises ImageCorrupt, RestoreFailed, and what `going_on` raises."""
+def inject(packed: PackedMemory, what: MemoryPlan, pids: Mapping[int, int], going_on: Callable[[], None]) -> None:
+    """Write it all; `pids` are those of the dump with those that the processes have here.
+
+    Raises ImageCorrupt, RestoreFailed, and what `going_on` raises.
+    """
     try:
+        what = MemoryPlan(tuple(replace(one, pid=_here(one.pid, pids)) for one in what.processes))
         injection.inject(what, packed.index.files, packed.reader, going_on)
     except ImageCorrupt:
         raise
@@ -44,3 +49,9 @@ def inject(packed: PackedMemory, what: MemoryPlan, going_on: Callable[[], None])
             f"the memory could not be written into the tree: {error.strerror}",
             "`gpuckpt restore --plain` lets CRIU restore it",
         ) from None
+
+
+def _here(pid: int, pids: Mapping[int, int]) -> int:
+    if pid not in pids:
+        raise ProcessLookupError
+    return pids[pid]

@@ -99,6 +99,8 @@ class Preparation:
     edit_files: Callable[[bytes], bytes]
     """What CRIU shall find in files.img."""
     going_on: Callable[[], None]
+    seen_as: Path
+    """Under which name CRIU sees the image."""
 
     def make(self) -> LeanDirectory:
         """Make it. Raises ImageCorrupt, RestoreFailed (no room), OSError, and what `going_on` raises."""
@@ -106,7 +108,8 @@ class Preparation:
             path = self.run_directory / "images"
             path.mkdir(mode=0o700)
             self._link(path)
-            return LeanDirectory(path, None, sum(one.stat().st_size for one in path.glob("pages-*.img")))
+            pages = (part.size for part in self.image.manifest.parts if part.path.startswith("criu/pages-"))
+            return LeanDirectory(path, None, sum(pages))
         files = lean.pages_files(self.packed.index.files, self.plan)
         size = sum(file.size for file in files)
         path = self._place(size)
@@ -121,9 +124,9 @@ class Preparation:
         for part in self.image.manifest.parts:
             folder, _, name = part.path.partition("/")
             if folder == "criu" and "/" not in name:
-                (lean_directory / name).symlink_to(self.image.part(part.path))
+                (lean_directory / name).symlink_to(self.seen_as / part.path)
         files = lean_directory / criuformat.FILES
-        raw = files.read_bytes()
+        raw = self.image.part(f"criu/{criuformat.FILES}").read_bytes()
         edited = self.edit_files(raw)
         if edited != raw:
             _replace(files, edited)

@@ -100,6 +100,10 @@ class FilesInPlace:
     """May raise; called between pieces."""
     seen: Mapping[str, OpenFile | None]
     """The captured files here as they were when they were compared with the image's."""
+    alone: bool = False
+    """Files of CRIU's own making can get into the way of another restore from this image."""
+    elsewhere: Callable[[str], bool] = lambda _: False
+    """Paths at which the tree finds files of its own, not this host's."""
     done: list[dict[str, Any]] = field(default_factory=list)
     """For the report: path, what was done, and where the old file or its end lies."""
     _lock: int | None = None
@@ -114,8 +118,8 @@ class FilesInPlace:
 
         Another restore that needs the same names waits until `close`.
         """
-        captured = self.image.manifest.captured
-        if not captured and not acts:
+        captured = [one for one in self.image.manifest.captured if not self.elsewhere(one.path)]
+        if not captured and not acts and not self.alone:
             return
         self._lock = runs.alone_with_captured_files(self.going_on)
         self._require_unchanged()

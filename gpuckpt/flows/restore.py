@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuckpt import checks
-from gpuckpt.flows import gather, hooks, imagesource, injecting, openfiles, readiness, settle
+from gpuckpt.flows import enclosing, gather, hooks, imagesource, injecting, openfiles, readiness, settle
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.beside import Beside
 from gpuckpt.flows.conversation import (
@@ -38,7 +38,7 @@ from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.flows.jobwait import JobWait
 from gpuckpt.flows.leandir import LeanDirectory, PackedMemory, Preparation, is_packed
 from gpuckpt.flows.places import require_places
-from gpuckpt.images import criuformat, timers
+from gpuckpt.images import criuformat, ports, timers
 from gpuckpt.model.errors import (
     GpuckptError,
     ImageCorrupt,
@@ -115,8 +115,7 @@ def _restore(
         **hooks.planned("restore", request.hooks),
         "image": request.name,
         "image_id": image.manifest.image_id,
-        "root_pid": image.manifest.tree.root.pid,
-        "pids": list(image.manifest.tree.pids),
+        **enclosing.planned_pids(request, image.manifest),
         "files": [{"path": act.file.path, "act": act.kind} for act in checks.file_acts(facts)],
         "notes": notes,
     }
@@ -125,7 +124,8 @@ def _restore(
     if request.dry_run:
         return Report("restore", "planned", "untouched", plan, findings)
     _untouched(lambda: source.complete(interruption))
-    run = runs.begin("restore", image.manifest.tree.ids, tell=repairing.teller(machine, notes))
+    taken = enclosing.pids_taken(request, image.manifest)
+    run = runs.begin("restore", taken, tell=repairing.teller(machine, notes))
     work = RestoreWork(
         source, machine, interruption, facts, findings, run, began, seen, notes=notes, departure=departure
     )
@@ -138,7 +138,8 @@ def _restore(
 def _clear(request: RestoreRequest, image: Image, machine: Machine) -> list[str]:
     notes = [NO_CUDA] if request.huge_pages and not image.manifest.cuda else []
     notes += repairing.put_host_back(machine)
-    return notes + repairing.clear_before_restore(image.manifest.tree.ids, machine, force_program=request.force_program)
+    taken = enclosing.pids_taken(request, image.manifest)
+    return notes + repairing.clear_before_restore(taken, machine, force_program=request.force_program)
 
 
 def _untouched(act: Callable[[], None]) -> None:
@@ -186,6 +187,7 @@ class RestoreWork:
     packed: PackedMemory | None = None
     lean: LeanDirectory | None = None
     departure: Departure | None = None
+    enclosing: enclosing.Enclosing = field(init=False)
 
     @property
     def request(self) -> RestoreRequest:
@@ -208,6 +210,7 @@ class RestoreWork:
             *("restore", request.hooks, root, request.name, self.run, self.machine, self.interruption),
             broken_off=_nothing_touched,
             image_id=self.manifest.image_id,
+            clone_id=self.run.id if request.clone else "",
         )
 
     def look_again(self) -> None:
@@ -233,6 +236,7 @@ class RestoreWork:
         came_up = False
         try:
             self.source.belongs_to(self.run)
+            self.enclosing = enclosing.Enclosing(self.facts, self.run)
             self.packed = PackedMemory(self.image, self.source.open_frames) if is_packed(self.image) else None
             self._put_files_in_place()
             if self.request.wait and checks.needs_terminal(self.manifest.tree):
@@ -271,7 +275,15 @@ class RestoreWork:
                 self.files.close()
 
     def _put_files_in_place(self) -> None:
-        self.files = openfiles.FilesInPlace(self.image, self.run, self.interruption.check, self.files_seen)
+        self.files = openfiles.FilesInPlace(
+            self.image,
+            self.run,
+            self.interruption.check,
+            self.files_seen,
+            # CRIU makes files that were deleted anew under their old names, for a moment.
+            alone=self.request.own_pids and any(file.deleted for file in self.manifest.tree.files),
+            elsewhere=lambda path: checks.has_own_place(self.facts, path),
+        )
         try:
             self.files.put(checks.file_acts(self.facts))
         except BrokenOff as trouble:
@@ -286,8 +298,8 @@ class RestoreWork:
         try:
             owner.give(order)
             if self.lean is not None and self.lean.plan is not None:
-                hear(owner, ("held",), self.machine, self.interruption)
-                self._inject(owner, self.lean.plan)
+                held = hear(owner, ("held",), self.machine, self.interruption)
+                self._inject(owner, self.lean.plan, {int(number): pid for number, pid in held["pids"].items()})
             if self.departure is not None:
                 return self._depart(owner, self.departure)
             return hear(owner, ("restored",), self.machine, self.interruption)
@@ -305,11 +317,11 @@ class RestoreWork:
         tell(owner, "go")
         return hear(owner, ("restored",), self.machine)
 
-    def _inject(self, owner: OwnerHandle, plan: MemoryPlan) -> None:
+    def _inject(self, owner: OwnerHandle, plan: MemoryPlan, pids: Mapping[int, int]) -> None:
         """Fill the held tree; where that fails the owner ends it, before an instruction of it has run."""
         assert self.packed is not None  # noqa: S101 - there is no plan without
         try:
-            injecting.inject(self.packed, plan, self._while_memory_comes)
+            injecting.inject(self.packed, plan, pids, self._while_memory_comes)
         except (ImageCorrupt, RestoreFailed) as error:
             raise self._end_held(owner, error) from None
         tell(owner, "injected")
@@ -343,7 +355,7 @@ class RestoreWork:
             said = self._repair()
         if self.request.wait:
             return said
-        root = self.manifest.tree.root.pid
+        root = said["tree"]["root"]["pid"]
         raise _interrupted(trouble, f"it came too late: process {root} is restored and runs", restored=True) from None
 
     def _order(self, owner: OwnerHandle) -> RestoreOrder:
@@ -353,7 +365,7 @@ class RestoreWork:
             run_directory=str(self.run.directory),
             tree=self._tree_order(),
             criu=self.facts.host.criu.path or "",
-            images=str(self.lean.path),
+            images=str(self.enclosing.show(enclosing.LEAN, self.lean.path)),
             options=self._options(),
             handed_over_stopped=manifest.handed_over_stopped,
             inherited=self._inherited(),
@@ -367,6 +379,7 @@ class RestoreWork:
             lean=self.lean.plan is not None,
             huge_pages=self.request.huge_pages,
             transaction=self.departure.transaction if self.departure is not None else "",
+            enclosed=self.enclosing.order(),
         )
 
     def _tree_order(self) -> TreeOrder:
@@ -389,6 +402,7 @@ class RestoreWork:
             self.facts.host.memory_available_bytes,
             self._for_this_restore,
             self.interruption.check,
+            self.enclosing.show(enclosing.IMAGE, self.image.root),
         ).make()
 
     def _options(self) -> CriuOptions:
@@ -403,7 +417,7 @@ class RestoreWork:
             edited = criuformat.close_sockets(
                 edited, {socket.inode for socket in criuformat.outside_sockets(files_img)}
             )
-        return edited
+        return ports.move(edited, self.request.ports)
 
     def _inherited(self) -> tuple[Inherited, ...]:
         return tuple(found for stdio in self.manifest.tree.outside_stdio if (found := self._inherit(stdio)) is not None)
@@ -426,6 +440,7 @@ class RestoreWork:
         """It is up. Note where it comes from, then look at it, or wait for its end."""
         tree = from_json(TreeOrder, said["tree"])
         gather.note_lineage(tree.root, self.manifest)
+        self.hooked.pid = tree.root.pid
         assert self.lean is not None  # noqa: S101 - it was made for the order
         self.lean.remove_pages()
         self.source.let_go()
@@ -447,6 +462,7 @@ class RestoreWork:
             "files": self.files.done if self.files is not None else [],
             "notes": self.notes,
             **self.source.report(),
+            **self.enclosing.in_report(said),
         }
         data["restored_seconds"] = time.monotonic() - self.began
         if self.request.wait:
@@ -524,7 +540,8 @@ class RestoreWork:
                 f"{OWNER_KILLED} after the tree came alive; whether all of it runs is not known"
                 if alive
                 else f"{OWNER_KILLED}, and what it left could not be ended",
-                f"run `gpuckpt restore --tree {order.root.pid}`",
+                # In a pid namespace that pid is another's; any later restore ends what is half-built there.
+                "repeat the command" if self.request.own_pids else f"run `gpuckpt restore --tree {order.root.pid}`",
                 process="frozen",
             )
         if said["state"] == "gone" and alive:

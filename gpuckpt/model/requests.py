@@ -9,6 +9,8 @@ from typing import Literal
 from gpuckpt.model.location import Location
 from gpuckpt.model.series import FULL_EVERY_SECONDS, Rules
 
+NEW_NETWORK = "new"
+
 TcpPolicy = Literal["refuse", "keep", "close"]
 
 
@@ -134,6 +136,29 @@ class RestoreRequest:
     readiness: Readiness = Readiness()
     metrics_file: Path | None = None
     """As DumpRequest.metrics_file."""
+    isolate: frozenset[Literal["pid", "net"]] = frozenset()
+    """Namespaces of the tree's own."""
+    netns: str | None = None
+    """NEW_NETWORK, or the name of a network namespace that the tree shall come up in."""
+    ports: dict[int, int] = field(default_factory=dict)
+    """Port that the tree is bound to -> port that it shall have instead."""
+    clone: bool = False
+    """One of several from this image: its own pids, its own /dev/shm, and no file of others is changed."""
+
+    @property
+    def own_pids(self) -> bool:
+        """The tree gets a pid namespace."""
+        return self.clone or "pid" in self.isolate
+
+    @property
+    def own_network(self) -> bool:
+        """The tree comes up in another network namespace than ours."""
+        return self.netns is not None or "net" in self.isolate
+
+    @property
+    def named_network(self) -> str | None:
+        """The network namespace of that name is meant; None: ours, or a new one."""
+        return None if self.netns == NEW_NETWORK else self.netns
 
     @property
     def name(self) -> str:

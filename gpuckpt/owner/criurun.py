@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuckpt.owner.enclosure import EnclosedCriu
 from gpuckpt.owner.messages import Channel, PeerGone
 from gpuckpt.system import commands, criu_log, procfs
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from gpuckpt.owner.enclosure import Enclosure
     from gpuckpt.owner.gate import Gate
     from gpuckpt.owner.journal import Journal
     from gpuckpt.system.criu import WorkPaths
@@ -76,13 +78,15 @@ class CriuRun:
         before_exec: Callable[[], None] | None = None,
         new_session: bool = False,
         shielded: bool = False,
+        enclosure: Enclosure | None = None,
     ) -> None:
         self._paths = paths
+        self._enclosure = enclosure
         self._shielded = shielded
         self._gate = gate
         self._output = os.open(paths.work / "criu.output", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         journal.write("criu", argv=list(argv))
-        self._child = commands.start(
+        self._child: commands.Child | EnclosedCriu = commands.start(
             argv,
             extra_environment={"GPUCKPT_GATE": str(gate.address)},
             cwd="/",
@@ -92,6 +96,10 @@ class CriuRun:
             before_exec=lambda: _prepare_child(before_exec, shielded=shielded),
             new_session=new_session,
         )
+        if enclosure is not None:
+            self._child = enclosure.enter(self._child)
+        if isinstance(self._child, EnclosedCriu):
+            return  # the journal has process 1, whose end is CRIU's
         identity = procfs.process_id(self._child.pid)
         journal.write("criu-started", pid=self._child.pid, start_ticks=identity.start_ticks if identity else 0)
 
@@ -107,7 +115,7 @@ class CriuRun:
         deadline, or when neither CRIU's log nor what CRIU and `stalled_pids` read grows any more, and main
         does not say `progress` either: a restore from images that do not fit can wait, or spin, for ever.
         """
-        watchdog, began = Watchdog(self._paths.log, (self._child.pid, *stalled_pids)), time.monotonic()
+        watchdog, began = Watchdog(self._paths.log, self._pids(stalled_pids)), time.monotonic()
         while not self._gate.has_caller:
             ready, _, _ = select.select([self._gate.fileno(), main.fileno()], [], [], STEP_SECONDS)
             if self._gate.fileno() in ready:
@@ -121,6 +129,13 @@ class CriuRun:
                 raise MainSilent
             if watchdog.has_stalled() or (deadline is not None and time.monotonic() > deadline):
                 raise Expired
+
+    def _pids(self, those: Sequence[int]) -> Callable[[], Sequence[int]]:
+        """CRIU, and `those` as far as they are pids of this host."""
+        child = self._child
+        if isinstance(child, EnclosedCriu):
+            return lambda: [one.pid for one in procfs.inside(child.init).values()]
+        return lambda: (child.pid, *those)
 
     def await_end(self, timeout: float) -> int | None:
         """CRIU's status after it passed the gate, or None when it did not end in time."""
@@ -147,6 +162,9 @@ class CriuRun:
     def failure(self) -> CriuFailure:
         """Why CRIU failed, read from its log."""
         status = self._child.poll()
+        words = self._enclosure.words() if self._enclosure is not None else ""
+        if words:
+            return CriuFailure(words, "", "", known=True)
         said = os.pread(self._output, 65536, 0).decode("utf-8", "replace")
         why = criu_log.explain(self.log_text(), said, "", status if status is not None else -9)
         return CriuFailure(why.cause, why.remedy, why.line, why.known)
@@ -166,7 +184,7 @@ class CriuRun:
 class Watchdog:
     """Notices that CRIU makes no progress. CPU time proves nothing: one known hang spins."""
 
-    def __init__(self, log: Path, pids: Sequence[int]) -> None:
+    def __init__(self, log: Path, pids: Callable[[], Sequence[int]]) -> None:
         self._log = log
         self._pids = pids
         self._seen: tuple[int, ...] = ()
@@ -179,7 +197,7 @@ class Watchdog:
     def has_stalled(self) -> bool:
         """Whether nothing has grown for STALL_SECONDS."""
         size = self._log.stat().st_size if self._log.exists() else 0
-        now = (size, *(procfs.io_bytes(pid) or 0 for pid in self._pids))
+        now = (size, *(procfs.io_bytes(pid) or 0 for pid in self._pids()))
         if now != self._seen:
             self._seen, self._since = now, time.monotonic()
         return time.monotonic() - self._since > STALL_SECONDS

@@ -14,17 +14,22 @@ import time
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.facts import ProcessId
-from gpuckpt.system import procfs
+from gpuckpt.system import namespaces, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
     from pathlib import Path
+
+    from gpuckpt.owner.journal import PastRun
 
 KILL_SECONDS = 10.0
 SLACK_SECONDS = 2.0
 """Between the last line of CRIU's log and the last thing CRIU did."""
 
 ENDED = (None, "Z", "X")
+
+NAMESPACE = "namespace"
+"""The journal's line about process 1 of the pid namespace that a tree has for itself."""
 
 _FORKING = re.compile(r"Forking task with (\d+) pid")
 _NOT_FORKED = re.compile(r"Can't fork for (\d+):")
@@ -93,3 +98,30 @@ def _reap() -> None:
             pass
     except ChildProcessError:
         return
+
+
+def end_namespace(init: ProcessId) -> list[int]:
+    """SIGKILL process 1: the kernel ends the namespace with it. Returns the pids that are left after some seconds.
+
+    Ended processes that we hold stay until we have taken note of their ends.
+    """
+    members = [init, *procfs.inside(init).values()]
+    procfs.send(init, signal.SIGKILL)
+    deadline = time.monotonic() + KILL_SECONDS
+    while (left := [one for one in members if procfs.is_same(one)]) and time.monotonic() < deadline:
+        namespaces.reap_all()
+        time.sleep(0.01)
+    return [one.pid for one in left if procfs.state(one) not in ENDED]
+
+
+def init_of(past: PastRun) -> ProcessId | None:
+    """Process 1 of the namespace that a past run made; None where it made none."""
+    line = past.last(NAMESPACE)
+    return ProcessId(int(line["pid"]), int(line["start_ticks"])) if line is not None else None
+
+
+def is_enclosed(past: PastRun) -> bool:
+    """The run was to restore into a pid namespace: the pids of its order are none of this host's."""
+    order = past.last("order")
+    enclosed = order["order"].get("enclosed") if order is not None and order["kind"] == "restore" else None
+    return bool(enclosed and enclosed["pid"])

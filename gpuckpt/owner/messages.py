@@ -81,6 +81,39 @@ class Inherited:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnFile:
+    """A file of the image for a /dev/shm that the tree has for itself."""
+
+    source: str
+    path: str
+    link_to: str
+    """Another name of it; '' for none."""
+    mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Enclosed:
+    """The namespaces that the tree shall have for itself."""
+
+    pid: bool
+    """A pid namespace, and mounts of its own with its /proc."""
+    net: bool
+    """A network of its own."""
+    netns: str = ""
+    """With `net`: the file of one that exists; '' for a new one with nothing but lo."""
+    shm: bool = False
+    """With `pid`: an empty /dev/shm with `files` in it."""
+    files: tuple[OwnFile, ...] = ()
+    binds: tuple[tuple[str, str], ...] = ()
+    """With `pid`: directories of this host, and where the tree's mounts show them until it is whole."""
+    needed: tuple[int, ...] = ()
+    """With `pid`: the numbers that the tree takes in there."""
+
+
+@dataclass(frozen=True, slots=True)
 class RestoreOrder:
     """Bring the images up, give the GPU state back, let go."""
 
@@ -107,6 +140,7 @@ class RestoreOrder:
     """Transparent huge pages while the memory of CUDA processes is built and handed to the driver."""
     transaction: str = ""
     """A migration's: the tree is held when it is whole, we say `prepared`, and main's `go` lets it run."""
+    enclosed: Enclosed | None = None
 
 
 Given = Literal["resume", "hold", "end"]

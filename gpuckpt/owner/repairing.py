@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -25,7 +26,14 @@ from gpuckpt.owner import hostchanges
 from gpuckpt.owner import journal as journals
 from gpuckpt.owner.criurun import choke
 from gpuckpt.owner.giving import await_stopped, continue_all, stop_all
-from gpuckpt.owner.halfbuilt import came_alive, end_half_built, own_processes
+from gpuckpt.owner.halfbuilt import (
+    came_alive,
+    end_half_built,
+    end_namespace,
+    init_of,
+    is_enclosed,
+    own_processes,
+)
 from gpuckpt.owner.messages import Channel, DumpOrder, Given, RepairOrder, RestoreOrder, TreeOrder, order_from_json
 from gpuckpt.owner.runs import CRIU_LOG, began
 from gpuckpt.owner.unwind import ENDED, Means, doubted, end_all, has_gone_on, look, remove_network_lock, unwind
@@ -74,6 +82,9 @@ def repair(order: RepairOrder, main: Channel, means: Means) -> None:
     log = (left_behind or Path(order.run_directory)) / CRIU_LOG
     died = await_orphaned_criu(past, log)
     what = duty(past, log)
+    if is_enclosed(past):
+        _repair_enclosed(order, main, means, past, what)
+        return
     given = past.has("given")
     if given and what == "hold":
         what = _BY_ORDER[order.given]
@@ -113,6 +124,20 @@ def repair(order: RepairOrder, main: Channel, means: Means) -> None:
     main.send("repaired", duty=what, state=state, problem="", seen=to_json(seen), ids=to_json(tree.ids), notes=notes)
 
 
+def _repair_enclosed(order: RepairOrder, main: Channel, means: Means, past: journals.PastRun, what: Duty) -> None:
+    """A tree in a pid namespace: it ends with its process 1, and is known by the pids it has here."""
+    init = init_of(past)
+    means.journal.write("repair", duty=what)
+    left = end_namespace(init) if init is not None and what == "end-half-built" else []
+    members = procfs.inside(init) if init is not None and procfs.is_same(init) else {}
+    here = [members[one.pid] for one in order.tree.ids if one.pid in members]
+    tree = _restored(order.tree, here, members)
+    seen = look(tree, means.suspender)
+    state = "frozen" if left or any(one.state == "frozen" for one in seen) else "running" if here else "gone"
+    notes = _put_host_back(Path(order.left_behind) if order.left_behind else None)
+    main.send("repaired", duty=what, state=state, problem="", seen=to_json(seen), ids=to_json(tree.ids), notes=notes)
+
+
 def _in_the_same_run(order: RepairOrder, left_behind: Path) -> bool:
     """Main repairs what its own owner left, at once: nobody was told yet. A repair's directory lies in its run's."""
     return Path(order.run_directory).parent == left_behind
@@ -124,9 +149,9 @@ def _put_host_back(left_behind: Path | None) -> list[str]:
     return own + hostchanges.put_back_dead()
 
 
-def _restored(tree: TreeOrder, fresh: list[ProcessId]) -> TreeOrder:
-    """The tree of a restore as it lives now: the dump's pids with the start times of the restored processes."""
-    now = {identity.pid: identity for identity in fresh}
+def _restored(tree: TreeOrder, fresh: list[ProcessId], numbers: Mapping[int, ProcessId] | None = None) -> TreeOrder:
+    """The tree of a restore as it lives now: `numbers` are the dump's pids, where those of this host are others."""
+    now = {identity.pid: identity for identity in fresh} if numbers is None else numbers
     gone = ProcessId(tree.root.pid, 0)
     return TreeOrder(
         root=now.get(tree.root.pid, gone),

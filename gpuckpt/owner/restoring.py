@@ -11,11 +11,11 @@ steps, and what a crash of the owner at each leaves:
 5. CUDA restore                    as in 3
    (migration: 3 to 5 in any case, then `prepared`, held as in 3 until main says go and the decision is ours)
 6. journal `let-go`, let go        the tree is whole: it is left alone
+In a pid namespace its process 1 ends all of it in place of 1 to 5: owner/enclosure.py.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 import time
@@ -28,13 +28,16 @@ from gpuckpt.owner import gpumemory
 from gpuckpt.owner.criurun import Aborted, CriuFailure, CriuRun, Expired
 from gpuckpt.owner.decision import decide
 from gpuckpt.owner.dumping import Clock
+from gpuckpt.owner.enclosure import Enclosure
 from gpuckpt.owner.gate import Gate
 from gpuckpt.owner.halfbuilt import end_half_built
 from gpuckpt.owner.hostchanges import HugePages
-from gpuckpt.owner.messages import INHERITED_FD, Channel, CudaMember, PeerGone, TreeOrder
+from gpuckpt.owner.identifying import find, identify, numbers_inside
+from gpuckpt.owner.messages import Channel, PeerGone, TreeOrder
+from gpuckpt.owner.streams import Streams
 from gpuckpt.owner.suspension import HOLD_SECONDS, ResumeFailed, in_parallel, let_run, resume_all
 from gpuckpt.owner.unwind import ENDED, MEMORY_WAIT_SECONDS, Means, remove_network_lock
-from gpuckpt.system import cgroups, criu, criu_log, procfs, terminal
+from gpuckpt.system import cgroups, criu, criu_log, namespaces, procfs, terminal
 from gpuckpt.system.hold import Hold, HoldError
 
 if TYPE_CHECKING:
@@ -42,7 +45,7 @@ if TYPE_CHECKING:
 
     from gpuckpt.accelerators.protocol import Suspender
     from gpuckpt.model.facts import ProcessId
-    from gpuckpt.owner.messages import Inherited, RestoreOrder
+    from gpuckpt.owner.messages import RestoreOrder
 
 END_SECONDS = 60.0
 ASTRAY_SECONDS = 5.0
@@ -68,25 +71,26 @@ class RestoreWork:
         self._paths = criu.WorkPaths(Path(order.images), directory, plugins, self._gate.script)
         self._run: CriuRun | None = None
         self._cgroup: cgroups.OwnCgroup | None = None
-        self._opened: list[int] = []
-        self._terminal: int | None = None
+        self._streams = Streams(order.terminal)
         self._hold: Hold | None = None
+        self._enclosure: Enclosure | None = None
         self._huge_pages = HugePages(directory, wanted=order.huge_pages and means.suspender is not None)
 
     def close(self) -> None:
         """Close and remove what lies outside the run directory."""
         self._gate.close()
         self._gate.script.unlink(missing_ok=True)
-        for descriptor in self._opened:
-            os.close(descriptor)
+        self._streams.close()
         if self._run is not None:
             self._run.close()
+        if self._enclosure is not None:
+            self._enclosure.close()
 
     def perform(self) -> None:
         """Do it all and tell main how it ended; after a failure nothing of the tree is left."""
         try:
             self._bring_up()
-            tree = self._identify()
+            tree = identify(self._order.tree, self._enclosure)
             if self._comes_up_held:
                 self._take_hold(tree)
             if self._order.lean:
@@ -112,9 +116,11 @@ class RestoreWork:
         self._run.await_gate(self._main, self._means.deadline, stalled_pids=[i.pid for i in self._order.tree.ids])
         comes_up_stopped = self._comes_up_held or self._order.tree.cuda
         self._means.journal.write("at-gate" if comes_up_stopped else "let-go")
-        if self._terminal is not None:
+        if not comes_up_stopped:
+            self._let_outlive()
+        if self._streams.joined is not None:
             # CRIU makes our group the terminal's foreground: Ctrl-C would reach us, and the job's reads stop it.
-            terminal.make_foreground(self._terminal, os.getpgid(self._order.tree.root.pid))
+            terminal.make_foreground(self._streams.joined, os.getpgid(self._order.tree.root.pid))
         if not self._gate.commit():
             raise self._run.failure()
         status = self._run.await_end(END_SECONDS)
@@ -129,10 +135,15 @@ class RestoreWork:
         """There is something to do, or to wait for, before an instruction of the tree may run."""
         return self._order.lean or bool(self._order.transaction)
 
+    def _let_outlive(self) -> None:
+        """The tree is whole: what it lives in outlives us."""
+        if self._enclosure is not None:
+            self._enclosure.keep()
+
     def _start_criu(self) -> CriuRun:
         order = self._order
-        inherited = [(self._open(entry), entry.key) for entry in order.inherited]
-        stdin = self._take_terminal() if self._joins_our_session else None
+        inherited = [(self._streams.open(entry), entry.key) for entry in order.inherited]
+        stdin = self._streams.join_terminal() if self._joins_our_session else None
         argv = criu.restore_argv(
             order.criu,
             self._paths,
@@ -142,51 +153,35 @@ class RestoreWork:
             leave_stopped=self._comes_up_held,
         )
         prefix, join = self._own_cgroup()
+        inside = self._enclose()
+        prefix += inside.prefix() if inside is not None else []
         return CriuRun(
             [*prefix, *argv],
             self._paths,
             self._gate,
             self._means.journal,
             stdin=stdin,
-            pass_fds=[number for number, _ in inherited],
+            pass_fds=[number for number, _ in inherited] + ([inside.descriptor] if inside is not None else []),
             before_exec=join,
             # A job that is no session leader joins CRIU's session and group. In ours it would be orphaned by our
             # end, and a stopped job then gets SIGHUP; the end of CRIU, whose parent is elsewhere, does nothing to it.
             new_session=not self._joins_our_session,
+            enclosure=inside,
         )
+
+    def _enclose(self) -> Enclosure | None:
+        order = self._order
+        if order.enclosed is None:
+            return None
+        if order.enclosed.pid:
+            namespaces.take_orphans()  # process 1, whose parent does not stay: --wait waits for it
+        self._enclosure = Enclosure(order.enclosed, order.tree.root.pid, self._means.journal)
+        return self._enclosure
 
     @property
     def _joins_our_session(self) -> bool:
         """The job takes its terminal over from us; a session leader takes the pty as its own instead."""
         return self._order.terminal is not None and self._order.options.shell_job
-
-    def _open(self, entry: Inherited) -> int:
-        if entry.path.startswith(INHERITED_FD):
-            return int(entry.path.removeprefix(INHERITED_FD))
-        if entry.path == self._order.terminal:
-            return self._keep(os.open(entry.path, os.O_RDWR | os.O_NOCTTY))
-        flags = os.O_RDWR if entry.readable and entry.writable else os.O_WRONLY if entry.writable else os.O_RDONLY
-        flags |= os.O_CREAT | os.O_APPEND if entry.writable else 0
-        try:
-            # A FIFO without a reader would hold us for ever, in a call that no deadline ends.
-            descriptor = os.open(entry.path, flags | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            if error.errno != errno.ENXIO:
-                raise
-            raise ResumeFailed(f"nobody reads {entry.path}: start its reader first") from None
-        os.set_blocking(descriptor, True)
-        return self._keep(descriptor)
-
-    def _keep(self, descriptor: int) -> int:
-        self._opened.append(descriptor)
-        return descriptor
-
-    def _take_terminal(self) -> int:
-        """Make the pty the terminal of our session, which the restored job joins: it must not end before the job."""
-        assert self._order.terminal is not None  # noqa: S101 - the caller looked
-        # The first terminal that a session leader opens becomes its own.
-        self._terminal = self._keep(os.open(self._order.terminal, os.O_RDWR))
-        return self._terminal
 
     def _own_cgroup(self) -> tuple[list[str], Callable[[], None] | None]:
         name = self._order.cgroup_name
@@ -205,20 +200,6 @@ class RestoreWork:
             return [], None
         return [], self._cgroup.join
 
-    def _identify(self) -> TreeOrder:
-        """The restored tree's identities: the pids of the dump with the start times of now."""
-        fresh = {identity.pid: found for identity in self._order.tree.ids if (found := procfs.process_id(identity.pid))}
-        tree = self._order.tree
-        missing = [identity.pid for identity in tree.ids if identity.pid not in fresh]
-        if tree.root.pid in missing:
-            raise ResumeFailed(f"process {tree.root.pid} ended at once")
-        return TreeOrder(
-            root=fresh[tree.root.pid],
-            ids=tuple(fresh.values()),
-            stopped=tuple(fresh[i.pid] for i in tree.stopped if i.pid in fresh),
-            cuda=tuple(CudaMember(fresh[m.id.pid], m.restore_tid, m.memory_bytes) for m in tree.cuda),
-        )
-
     def _take_hold(self, tree: TreeOrder) -> None:
         """Hold every thread of the stopped tree; from here on the kernel ends it with us."""
         self._means.journal.write("held")
@@ -229,7 +210,8 @@ class RestoreWork:
         """Main writes what the memory of the held tree lacks."""
         self._clock.begin()
         self._main.send("phase", phase="inject")
-        self._main.send("held", tree=to_json(tree))
+        pids = {str(number): now.pid for number, now in find(self._order.tree, self._enclosure).items()}
+        self._main.send("held", tree=to_json(tree), pids=pids)
         self._await("injected")
         self._clock.end("inject")
 
@@ -281,7 +263,7 @@ class RestoreWork:
             self._give_gpu_back(tree, self._means.suspender)
         elif self._hold is not None:
             self._await_go(tree)
-            let_run(tree, self._hold, self._means.journal, exitkill=True)
+            let_run(tree, self._hold, self._means.journal, exitkill=True, whole=self._let_outlive)
         self._hold = None
 
     def _give_gpu_back(self, tree: TreeOrder, suspender: Suspender) -> None:
@@ -299,6 +281,7 @@ class RestoreWork:
             exitkill=True,
             hold=self._hold,
             ready=lambda: self._ready(tree),
+            whole=self._let_outlive,
         )
 
     def _ready(self, tree: TreeOrder) -> None:
@@ -313,14 +296,17 @@ class RestoreWork:
             seconds=self._clock.seconds,
             cgroup=procfs.cgroup_of(tree.root.pid),
             notes=self._huge_pages.notes,
+            inside=numbers_inside(tree, self._order.tree, self._enclosure),
         )
         if self._order.wait:
             self._stay_parent(tree.root)
 
     def _stay_parent(self, root: ProcessId) -> None:
         """Be the restored root's parent until it ends, or until main has gone; pass signals on."""
+        own_init = self._enclosure.init if self._enclosure is not None else None
         while True:
-            ended, status = os.waitpid(root.pid, os.WNOHANG)
+            # Process 1 of a pid namespace ends with the root, and as it did.
+            ended, status = os.waitpid((own_init or root).pid, os.WNOHANG)
             if ended:
                 self._tell("exited", status=os.waitstatus_to_exitcode(status))
                 return
@@ -342,15 +328,14 @@ class RestoreWork:
     def _fail(self, message: str, hint: str = "", line: str = "") -> None:
         """End what was built, then say what happened."""
         if self._hold is not None:
-            for identity in self._order.tree.ids:
+            for identity in find(self._order.tree, self._enclosure).values():
                 self._kill_held(identity.pid)
             self._hold.let_go()
         if self._run is not None:
             status = self._run.turn_away(END_SECONDS if self._gate.has_caller else ASTRAY_SECONDS)
             if status is None or status < 0:
                 remove_network_lock(criu_log.run_id(self._run.log_text()))
-        pids = [identity.pid for identity in self._order.tree.ids]
-        left = end_half_built(self._paths.log, pids, born_after=_own_start_ticks())
+        left = self._end_half_built()
         if self._cgroup is not None:
             self._cgroup.kill()
             self._cgroup.remove()
@@ -358,6 +343,12 @@ class RestoreWork:
         self._huge_pages.end()
         log, notes = str(self._paths.log), self._huge_pages.notes
         self._tell("failed", message=message, hint=hint, line=line, log=log, left=left, notes=notes)
+
+    def _end_half_built(self) -> list[int]:
+        if self._enclosure is not None and self._enclosure.has_own_pids:
+            return self._enclosure.end()
+        pids = [identity.pid for identity in self._order.tree.ids]
+        return end_half_built(self._paths.log, pids, born_after=_own_start_ticks())
 
     def _kill_held(self, pid: int) -> None:
         """End a process of the held tree before its threads are let go: not one instruction may run."""

@@ -209,8 +209,8 @@ def _others(*, tidy: bool = True, tell: Tell | None = None) -> Iterator[_Other]:
 def _matters(directory: Path, operation: str, ids: tuple[ProcessId, ...]) -> bool:
     """Whether an ended run may have left something held. A run without an order never touched anything."""
     past = journals.read(directory)
-    if not past.has("order"):
-        return False
+    if not past.has("order") or halfbuilt.is_enclosed(past):
+        return False  # what is half-built ends by itself with its owner, or is ended when the run is settled
     if criu_at_work(past):
         return True
     if operation == "restore":
@@ -268,6 +268,7 @@ def settle(directory: Path, tell: Tell | None) -> None:
     directory, and the next run tells them. The directory stays as well while another restore puts files in place.
     """
     _remove_litter(directory)
+    _end_half_built(directory)
     try:
         words = [*_untold(directory), *_take_files_back(directory)]
     except TimeoutError:
@@ -279,6 +280,13 @@ def settle(directory: Path, tell: Tell | None) -> None:
     if tell is not None:
         for word in words:
             tell(word)
+
+
+def _end_half_built(directory: Path) -> None:
+    """A tree in a pid namespace of its own stands in nobody's way: no other restore would ask for its end."""
+    init = halfbuilt.init_of(journals.read(directory))
+    if init is not None and not came_alive(directory):
+        halfbuilt.end_namespace(init)
 
 
 def _untold(directory: Path) -> list[str]:

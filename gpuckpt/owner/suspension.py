@@ -175,6 +175,7 @@ def resume_all(
     exitkill: bool,
     hold: Hold | None = None,
     ready: Callable[[], None] = lambda: None,
+    whole: Callable[[], None] = lambda: None,
 ) -> None:
     """Give CUDA processes back what their state says they lack, and let the tree run.
 
@@ -182,6 +183,7 @@ def resume_all(
     says what GPU memory is missing for these processes, after waiting for it. With `exitkill` (restore)
     the half-built tree ends with us; a `hold` that has the application's threads already is taken over. `ready`
     is called when all is back and only the hold keeps the tree; it may raise.
+    For `whole` see `let_run`.
     Raises ResumeFailed; the tree is then as the driver left it, and stopped.
     """
     hold = hold or Hold(exitkill=exitkill)
@@ -198,7 +200,7 @@ def resume_all(
         raise ResumeFailed(str(error)) from None
     finally:
         if done:
-            let_run(tree, hold, journal, exitkill=exitkill)
+            let_run(tree, hold, journal, exitkill=exitkill, whole=whole)
         else:
             _leave_as_found(woken, hold)
 
@@ -252,11 +254,17 @@ def _leave_as_found(woken: Sequence[ProcessId], hold: Hold) -> None:
     hold.let_go()
 
 
-def let_run(tree: TreeOrder, hold: Hold, journal: Journal, *, exitkill: bool) -> None:
-    """Let the held tree go, whole as it is: running, stopped where it was stopped before the dump."""
+def let_run(
+    tree: TreeOrder, hold: Hold, journal: Journal, *, exitkill: bool, whole: Callable[[], None] = lambda: None
+) -> None:
+    """Let the held tree go, whole as it is: running, stopped where it was stopped before the dump.
+
+    `whole` is called when nothing can take it back any more and before an instruction of it has run.
+    """
     for identity in tree.ids:
         procfs.send(identity, signal.SIGSTOP if identity in tree.stopped else signal.SIGCONT)
     if exitkill:
         hold.clear_exitkill()
     journal.write("let-go")
+    whole()
     hold.let_go()

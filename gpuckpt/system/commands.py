@@ -243,3 +243,8 @@ def python_module(module: str, *arguments: str) -> list[str]:
     """The command line that runs a module of this very installation (start it in `/`: 3.10 searches the cwd)."""
     options = ["-s", "-P"] if sys.version_info >= (3, 11) else ["-s"]
     return [sys.executable, *options, "-m", module, *arguments]
+
+
+def python_file(path: Path, *arguments: str) -> list[str]:
+    """The command line that runs a file of ours alone: no package around it, no site directory."""
+    return [sys.executable, "-I", "-S", str(path), *arguments]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +29,8 @@ from checkfacts import (
     with_socket,
 )
 
-from gpuckpt.model.facts import Surroundings
-from gpuckpt.model.manifest import CapturedFile
+from gpuckpt.model.facts import Socket, Surroundings
+from gpuckpt.model.manifest import OPEN, CapturedFile
 
 FINE = restore()
 GPU_FINE = gpu_restore()
@@ -136,6 +137,41 @@ ARRIVAL: Cases = {
     "file-locks": Case(FINE, restore(tree(file_locks=True)), ("not looked at",), quiet=True),
 }
 
+SHARED = file("/dev/shm/psm_1", uses=("1000 map shared-write",))
+SAVED = CapturedFile(SHARED.path, "files/open-0", OPEN, 0o600, 0, 0, 0)
+LOG = file("/var/log/job", uses=("1000 fd 3",), flags=os.O_WRONLY)
+UNIX = Socket(9003, "unix", "stream", "listen", "/run/job.sock", "", ("1000 fd 9",))
+ISOLATION: Cases = {
+    "netns": Case(
+        restore(ask_netns="blue"), restore(ask_netns="blue", network_exists=False), ("there is none of that name",)
+    ),
+    "isolated-terminal": Case(
+        restore(TERMINAL_JOB), restore(TERMINAL_JOB, ask_isolate=frozenset({"pid"})), ("open",), quiet=True
+    ),
+    "ports-moved": Case(
+        restore(with_socket(LISTENING), ask_ports={8000: 8001}),
+        restore(with_socket(LISTENING), ask_ports={8000: 8001, 9000: 9001}),
+        ("bound to 9000",),
+    ),
+    "unix-names": Case(
+        restore(with_socket(UNIX)),
+        restore(with_socket(UNIX), unix_names_in_use={"/run/job.sock": "812 python"}),
+        ("/run/job.sock by 812 python",),
+    ),
+    "clone-tcp": Case(
+        restore(with_socket(OUTSIDE_TCP), ask_clone=True, ask_tcp="close"),
+        restore(with_socket(OUTSIDE_TCP), ask_clone=True, ask_tcp="keep"),
+        ("keep",),
+    ),
+    "clone-memory": Case(
+        restore(tree(files=(SHARED,)), ask_clone=True, made_captured=(SAVED,)),
+        restore(tree(files=(SHARED,)), ask_clone=True),
+        (SHARED.path,),
+    ),
+    "clone-files": Case(restore(ask_clone=True), restore(tree(files=(LOG,)), ask_clone=True), (LOG.path,)),
+    "clone-identity": Case(FINE, restore(ask_clone=True), ("UUIDs",), quiet=True),
+}
+
 CUDA_LIB = file("/usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04", uses=("1000 map",), build_id="aa", size=100)
 SWAPPED = {"0": "1", "1": "0"}
 OTHER_GPUS = (replace(GPU0, uuid="GPU-cccc"), replace(GPU1, uuid="GPU-dddd"))
@@ -188,4 +224,4 @@ GPU: Cases = {
     ),
 }
 
-CASES: Cases = {**MACHINE, **IMAGE, **FILES, **ARRIVAL, **GPU}
+CASES: Cases = {**MACHINE, **IMAGE, **FILES, **ARRIVAL, **ISOLATION, **GPU}

@@ -95,6 +95,42 @@ def test_restore_options_arrive(flow, gpuckpt, tmp_path, monkeypatch):
     )
 
 
+def test_namespaces_and_ports_arrive(flow, gpuckpt, tmp_path):
+    flow.answer = restore_report()
+    gpuckpt(*["restore", str(tmp_path), "--isolate", "pid,net", "--netns", "new", "--port", "80=81", "--port", "81=80"])
+    assert flow.request == RestoreRequest(
+        image=tmp_path, isolate=frozenset({"pid", "net"}), netns="new", ports={80: 81, 81: 80}
+    )
+
+
+def test_a_clone_arrives(flow, gpuckpt, tmp_path):
+    flow.answer = restore_report()
+    gpuckpt("restore", str(tmp_path), "--clone")
+    assert flow.request == RestoreRequest(image=tmp_path, clone=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--isolate", "ipc"], "'ipc': there is no such namespace"),
+        (["--isolate", ""], "'': there is no such namespace"),
+        (["--netns", "a/b"], "'a/b': this is no name"),
+        (["--netns", ""], "'': this is no name"),
+        (["--port", "80"], "not of the form OLD=NEW"),
+        (["--port", "80=0"], "not of the form OLD=NEW"),
+        (["--port", "80=65536"], "not of the form OLD=NEW"),
+        (["--port", "80=81=82"], "not of the form OLD=NEW"),
+        (["--port", "80=90", "--port", "81=90"], "90 is named twice"),
+        (["--port", "80=90", "--port", "80=91"], "80 is named twice"),
+        (["--clone", "--overwrite-files"], "--clone changes no files"),
+    ],
+)
+def test_wrong_namespaces_and_ports_are_wrong_usage(gpuckpt, tmp_path, words, said):
+    status, _, err = gpuckpt("restore", str(tmp_path), *words)
+    assert status == 2
+    assert said in err
+
+
 def test_restore_defaults_are_those_of_the_request(flow, gpuckpt, tmp_path):
     flow.answer = restore_report()
     gpuckpt("restore", str(tmp_path))

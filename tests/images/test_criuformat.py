@@ -13,7 +13,7 @@ import real_criu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuckpt.images import criuformat, wire
+from gpuckpt.images import criuformat, ports, wire
 from gpuckpt.model.errors import ImageCorrupt
 from gpuckpt.system import netfilter
 
@@ -334,6 +334,35 @@ def test_only_connections_are_closed_and_nothing_else_changes():
         inet(5, 1, ("10.0.0.1", 53), ("10.0.0.2", 53), protocol=17),
     )
     assert edited == expected
+
+
+def test_ports_move_with_both_ends_of_inner_connections():
+    raw = files_with(
+        inet(1, 10, ("0.0.0.0", 80), ("0.0.0.0", 0)),
+        inet(2, 1, ("127.0.0.1", 40000), ("127.0.0.1", 80)),
+        inet(3, 1, ("127.0.0.1", 80), ("127.0.0.1", 40000)),
+        inet(4, 1, ("10.0.0.1", 80), ("10.0.0.2", 5000)),
+        inet(5, 1, ("10.0.0.1", 5001), ("10.0.0.2", 80)),
+        inet(6, 7, ("0.0.0.0", 80), ("0.0.0.0", 0), protocol=17),
+        inet(7, 1, ("127.0.0.1", 53), ("127.0.0.1", 80), protocol=17),
+        inet(8, 1, ("10.0.0.1", 53), ("10.0.0.2", 80), protocol=17),
+        inet(9, 10, ("0.0.0.0", 81), ("0.0.0.0", 0)),
+    )
+    expected = files_with(
+        inet(1, 10, ("0.0.0.0", 90), ("0.0.0.0", 0)),
+        inet(2, 1, ("127.0.0.1", 40000), ("127.0.0.1", 90)),
+        inet(3, 1, ("127.0.0.1", 90), ("127.0.0.1", 40000)),
+        # Connections to outside stay: the other end knows the port, or has it.
+        inet(4, 1, ("10.0.0.1", 80), ("10.0.0.2", 5000)),
+        inet(5, 1, ("10.0.0.1", 5001), ("10.0.0.2", 80)),
+        inet(6, 7, ("0.0.0.0", 90), ("0.0.0.0", 0), protocol=17),
+        inet(7, 1, ("127.0.0.1", 53), ("127.0.0.1", 90), protocol=17),
+        inet(8, 1, ("10.0.0.1", 53), ("10.0.0.2", 80), protocol=17),
+        inet(9, 10, ("0.0.0.0", 81), ("0.0.0.0", 0)),
+    )
+    assert ports.move(raw, {80: 90, 7: 8}) == expected
+    assert ports.move(raw, {7: 8}) == raw
+    assert ports.move(raw, {}) == raw
 
 
 def test_an_address_of_the_wrong_length_is_no_address():

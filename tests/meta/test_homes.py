@@ -64,13 +64,14 @@ RULES = (
             ("checks/filechoice.py", "compares paths, reads nothing"),
             ("system/pidnames.py", "names for TAB, without the 0.1 s that loading system/procfs takes"),
             ("accelerators/nvidia.py", "the driver's version file, and whether a pid that NVML names still exists"),
+            ("system/nsinit.py", "a program of its own, which mounts it and sets the pids of its namespace"),
         ),
     ),
     Rule("cgroups are written by system/", text_that_begins_with("/sys/fs/cgroup"), ("system/",)),
     Rule(
         "C libraries are loaded by accelerators/ and by system/, for calls that Python lacks",
         attribute("ctypes.CDLL", "ctypes.cdll", "ctypes.PyDLL", "ctypes.util"),
-        ("accelerators/", "system/files.py", "system/hold.py", "system/memory_io.py", "system/procfs/"),
+        ("accelerators/", "system/files.py", "system/hold.py", "system/memory_io.py", "system/namespaces.py", "system/nsinit.py", "system/procfs/"),
     ),
     Rule("netlink is spoken by system/", attribute("socket.AF_NETLINK"), ("system/",)),
     Rule(
@@ -78,6 +79,7 @@ RULES = (
         attribute("os.fork", "os.forkpty", "os.posix_spawn", "os.posix_spawnp", "os.system", "os.popen", "pty.fork", "pty.spawn",
                   "os.execv", "os.execve", "os.execvp", "os.execvpe", "os.spawnv", "os.spawnve"),
         ("system/commands.py",),
+        (("system/nsinit.py", "a program of its own: process 1 of a namespace, which starts CRIU in it"),),
     ),
     Rule("processes are started without multiprocessing", imported("multiprocessing", "concurrent.futures.process"), ()),
     Rule(
@@ -100,6 +102,7 @@ RULES = (
         "host settings are read and written by system/hostsettings.py",
         text_that_begins_with("/proc/sys/", "/sys/kernel/mm"),
         ("system/hostsettings.py",),
+        (("system/nsinit.py", "those of the namespace that it is process 1 of"),),
     ),
     Rule("the model does no I/O", imported("os", "io", "shutil", "socket", "subprocess", "tempfile", "glob"), ("",), ()),
 )  # fmt: skip

@@ -23,7 +23,9 @@ from gpuckpt.system.procfs.identity import (
     PidKind,
     ancestors,
     describe_pid,
+    inside,
     is_same,
+    outer_tid,
     process_id,
     started_at,
     state,
@@ -41,6 +43,7 @@ from gpuckpt.system.procfs.looking import (
     ports_in_use,
     security_modules,
     special_mappings,
+    unix_names_in_use,
 )
 from gpuckpt.system.procfs.pages import PageLayout, page_layout
 from gpuckpt.system.procfs.reading import Mapping, comm_of, descriptor_path, maps_of, program_of, words_for
@@ -77,6 +80,7 @@ __all__ = [
     "environment_values",
     "file_here",
     "gpu_files",
+    "inside",
     "io_bytes",
     "is_same",
     "kernel_watches",
@@ -86,6 +90,7 @@ __all__ = [
     "memory_limits",
     "missing_addresses",
     "namespaces_of",
+    "outer_tid",
     "page_layout",
     "pids_in_cgroup",
     "ports_in_use",
@@ -106,6 +111,7 @@ __all__ = [
     "threads",
     "tree_ids",
     "unified_cgroup_of",
+    "unix_names_in_use",
     "uses_io_uring",
     "wait_gone",
     "wchan",

@@ -78,6 +78,26 @@ def threads(pid: int) -> list[int]:
     return list_numbers(f"/proc/{pid}/task")
 
 
+def inner_id(number: int) -> int | None:
+    """The number that a process or thread has in its own pid namespace; None when it is gone.
+
+    The innermost one stands last in NSpid (proc_pid_status(5)): the others are those of the namespaces around it.
+    """
+    status = status_of(number)
+    return int(status["NSpid"].split()[-1]) if status is not None and "NSpid" in status else None
+
+
+def inside(init: ProcessId) -> dict[int, ProcessId]:
+    """The processes of the pid namespace that `init` is process 1 of, by their numbers in there; it is left out."""
+    found = ((inner_id(one.pid), one) for one in tree_ids(init) if one != init)
+    return {number: one for number, one in found if number is not None}
+
+
+def outer_tid(process: ProcessId, number: int) -> int | None:
+    """The thread of a process that has this number in its pid namespace, as we see it."""
+    return next((tid for tid in threads(process.pid) if inner_id(tid) == number), None)
+
+
 def describe_pid(pid: int) -> PidKind:
     """Say what a number given as a pid is."""
     stat, status = stat_of(pid), status_of(pid)

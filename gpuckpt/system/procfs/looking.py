@@ -22,10 +22,10 @@ from gpuckpt.system.procfs.reading import (
     status_of,
     words_for,
 )
-from gpuckpt.system.procfs.sockettables import INET_TABLES, parse_inet
+from gpuckpt.system.procfs.sockettables import INET_TABLES, parse_inet, parse_unix
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
 SPECIAL = re.compile(r"/secretmem|anon_inode:\[(?!io_uring)")
 WATCH = re.compile(r"^inotify .*\bino:(\w+) sdev:(\w+)", re.MULTILINE)
@@ -95,12 +95,24 @@ def ports_in_use(wanted: Iterable[str]) -> dict[str, str]:
 def _taken(asked: list[str]) -> Iterator[tuple[str, str]]:
     names = {"tcp": "stream", "udp": "dgram"}
     for table, (_, kind) in INET_TABLES.items():
-        rows = [row for row in parse_inet(table, read_text(f"/proc/self/net/{table}") or "") if row.inode]
+        rows = [row for row in parse_inet(table, read_text(f"/proc/thread-self/net/{table}") or "") if row.inode]
         for port in asked:
             protocol, _, endpoint = port.partition(" ")
             holder = next((r for r in rows if names[protocol] == kind and _collides(r.local, endpoint)), None)
             if holder is not None and holder.state in ("listen", "unconnected"):
                 yield port, _who_has_socket(holder.inode)
+
+
+def unix_names_in_use(wanted: Collection[str]) -> dict[str, str]:
+    """Of these names of unix sockets ('/run/x.sock', '@abstract') those that a socket here is bound to -> by whom.
+
+    Sockets of other network namespaces are not seen.
+    """
+    if not wanted:
+        return {}
+    rows = parse_unix(read_text("/proc/thread-self/net/unix") or "")
+    found = {row.own: row.inode for row in rows if row.own in wanted}
+    return {name: _who_has_socket(inode) for name, inode in found.items()}
 
 
 def _collides(one: str, other: str) -> bool:
