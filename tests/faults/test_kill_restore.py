@@ -189,8 +189,12 @@ def test_all_three_are_killed(job, place, repairer):
         counts["whole" if whole else f"{len(left)} processes half-built"] += 1
         if repairer == "restore --tree" and left and not whole:
             answer = gpuckpt("restore", "--tree", job.root)
-            assert answer.status == 0, (answer.error, answer.stderr)
-            assert answer.report["process"] in ("ended", "running")
+            if answer.status == 21:
+                # What CRIU has built by half can end by itself, between our look and the repair's.
+                assert not [pid for pid in job.pids if harness.alive(pid)], answer.error
+            else:
+                assert answer.status == 0, (answer.error, answer.stderr)
+                assert answer.report["process"] in ("ended", "running")
             assert _runs(job) or not job.alive, job.describe()
         if not _runs(job):
             os.truncate(job.log, saved.size)
