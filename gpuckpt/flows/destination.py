@@ -171,8 +171,8 @@ class Destination:
         """It knows how it ended; an image that was to go is removed there. Raises GpuckptError."""
         self._ask({"do": "finish", "terms": to_json(terms)}, meanwhile)
 
-    def discard_seed(self, terms: Terms) -> None:
-        """The image that was sent before goes. Raises GpuckptError."""
+    def discard(self, terms: Terms) -> None:
+        """The images that were sent are not needed. Raises GpuckptError."""
         self._ask({"do": "discard", "terms": to_json(terms)}, lambda: None)
 
     def bytes_per_second(self, meanwhile: Callable[[], None]) -> float:

@@ -165,6 +165,7 @@ def _carry_out(
         return work.perform()
     except GpuckptError as error:
         error.findings = work.findings
+        work.settle_there(error)
         raise
     finally:
         run.finish(keep=work.tree_is_held)
@@ -406,18 +407,22 @@ class MigrateWork(DumpWork):
         if self.given != "resume":
             return self._hold(owner, trouble)
         self.there.close()
-        try:
-            return super()._abort(owner, trouble)
-        finally:
-            self._discard_seed(trouble)
+        return super()._abort(owner, trouble)
 
-    def _discard_seed(self, trouble: Exception) -> None:
-        """The tree goes on here, and what was sent before is of no use; a host that is out of reach keeps it."""
-        if self.seed is not None and not isinstance(trouble, (TransferFailed, OSError)):
-            with contextlib.suppress(GpuckptError, BrokenOff):
-                there = Destination(self.wanted.reach, self.interruption.check)
-                there.discard_seed(self.terms)
-                there.close()
+    def settle_there(self, error: GpuckptError) -> None:
+        """After a failure: an image there is of no use where the tree goes on here, and all there is where it ended.
+
+        A host that is out of reach keeps it (flows/tidying.py).
+        """
+        if error.process == "gone" and self.arrived and self.given == "resume":
+            error.hint = f"its image is on {self.there.where}: run there `gpuckpt restore {self._place_there}`"
+        if error.process != "running" or (self.seed is None and not self.arrived):
+            return
+        self.there.close()
+        with contextlib.suppress(GpuckptError, BrokenOff):
+            there = Destination(self.wanted.reach, lambda: None)
+            there.discard(self.terms)
+            there.close()
 
     def _hold(self, owner: OwnerHandle, trouble: Exception) -> Report:
         """Leave it held here, out of CRIU's hands. Raises the trouble."""

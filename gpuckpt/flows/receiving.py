@@ -6,7 +6,7 @@
     watch     how it does
     verdict   on any connection: what became of `go`; a copy that was not let go yet never will be
     finish    the other side knows how it ended
-    discard   the image that was sent before is not needed any more
+    discard   the images that were sent are not needed: the job goes on where it was
     sample    some bytes, to see how fast they travel
 
 The end of the connection before `go` ends the copy, which has not run; so does the death of this process, for then
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS = 0.05
 WORKING_SECONDS = 5.0
+DISCARD_SECONDS = 10.0
 ENDED = (None, "Z", "X")
 
 
@@ -117,7 +118,8 @@ class Receiver:
         """The connection has ended."""
         if self._copy is not None:
             self._copy.end()
-            _put_away(self._copy.terms)
+            if self._copy.runs.is_set():
+                _put_away(self._copy.terms)
 
     def _judge(self, header: dict[str, Any], payload: memoryview) -> Answer:
         terms = from_json(Terms, header["terms"])
@@ -177,7 +179,11 @@ class Receiver:
 
     @staticmethod
     def _discard(header: dict[str, Any], _payload: memoryview) -> Answer:
-        terms = from_json(Terms, header["terms"])
+        """Also where the connection that had the image has not seen yet that it was closed."""
+        terms, until = from_json(Terms, header["terms"]), time.monotonic() + DISCARD_SECONDS
+        place = _place(terms)
+        while place.exists() and not tidying.remove(place, terms.transaction) and time.monotonic() < until:
+            time.sleep(LOOK_SECONDS)
         if terms.seed:
             tidying.remove(_place(replace(terms, name=terms.seed)))
         return {}, b""

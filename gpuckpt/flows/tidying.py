@@ -14,8 +14,8 @@ from gpuckpt.stores import directory
 if TYPE_CHECKING:
     from pathlib import Path
 
-KEPT_SECONDS = 86400.0
-"""A day: whoever wants to know what went wrong still finds it."""
+KEPT_SECONDS = 7 * 86400.0
+"""A week: one of them may be all that is left of a job (CRIU was killed and took it along)."""
 
 
 def tidy(place: Path) -> None:

@@ -25,9 +25,9 @@ FIRST = {
     "far owner": "prepared",
     "source owner": "capturing",
     "source both": "capturing",
-    "source criu": "transferring",
+    "source criu": "given",
 }
-"""From which step on there is somebody to kill; CRIU may take a job along that it has its code in (failures of dump)."""
+"""From which step on there is somebody to kill; a CRIU that is killed before takes a job with connections along."""
 
 CELLS = tuple(
     (target, step)

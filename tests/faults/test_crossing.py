@@ -8,7 +8,8 @@ from __future__ import annotations
 import pytest
 
 from tests import twohosts
-from tests.faults.crossing import cross
+from tests.faults import arena
+from tests.faults.crossing import Crossing, cross
 
 pytestmark = [pytest.mark.criu, pytest.mark.timeout(600)]
 
@@ -43,6 +44,26 @@ def test_exactly_one_copy_is_left(hosts, cell):
     print(outcome.row())
     assert outcome.hit, outcome
     assert outcome.right, outcome
+
+
+def test_a_job_that_a_killed_criu_took_along_comes_back_from_its_image_there(hosts):
+    crossing = Crossing(hosts, len(CELLS) + 1)
+    crossing.start()
+    try:
+        assert crossing.until("preparing")
+        assert [arena.kill(pid) for pid in crossing.of("source criu")] == [True]
+        status, words = crossing.answer()
+        crossing.wait_quiet()
+        if crossing.state(hosts.a) == "none":
+            assert status == 31
+            place = words.partition("`gpuckpt restore ")[2].partition("`")[0]
+            restored = hosts.b.gpuckpt("restore", place)
+            assert restored.status == 0, (words, restored.error)
+            assert crossing.state(hosts.b) == "runs"
+        else:
+            assert (status, crossing.state(hosts.a)) == (30, "runs")
+    finally:
+        crossing.end()
 
 
 def test_a_go_without_an_answer_leaves_the_job_held_and_says_both_ways_out(hosts):
