@@ -20,7 +20,9 @@ TABLE = Path(__file__).with_name("CROSSINGS.md")
 HEAD = """# A migration with something killed in it
 
 `make crossings` kills (`-9`) each process of a migration at each of its steps, and looks where the job is afterwards: exactly one
-copy runs, or one is held on the source and `gpuckpt restore --tree` brings it back.
+copy runs, or one is held on the source and `gpuckpt restore --tree` brings it back. Of CRIU only kills from `given` on are here: one
+that is killed before takes a job with connections along, which then comes back from its image on the other host
+(tests/faults/test_crossing.py). "ended before": there was nobody to kill any more.
 
 | killed | at | status | the job | |
 |---|---|---|---|---|
