@@ -52,6 +52,14 @@ def dump(
             help="Open files to save into the image (default: writable with --leave-running). May be repeated.",
         ),
     ] = None,
+    sign_key: Annotated[
+        str | None,
+        typer.Option(
+            "--sign-key",
+            metavar="FILE",
+            help="Sign the image with this OpenSSH key: a private one, or a public one whose other half an agent has.",
+        ),
+    ] = None,
     level: options.Level = "-1",
     workers: options.Workers = None,
     plain: Annotated[
@@ -176,6 +184,7 @@ def dump(
         pid_file=None if pid_file is None else options.absolute(pid_file),
         unit=unit,
         metrics_file=None if metrics_file is None else options.absolute(metrics_file),
+        sign_key=None if sign_key is None else options.absolute(sign_key),
     )
     manner = Manner(as_json, quiet, verbose, dry_run, one_line=series is not None)
     return carry_out(manner, lambda listener: _run(request, listener))

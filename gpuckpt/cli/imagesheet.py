@@ -37,6 +37,7 @@ def image_facts(manifest: Manifest, data: dict[str, Any], *, now: float) -> Iter
     yield "by", f"gpuckpt {manifest.gpuckpt}, CRIU {manifest.criu.version}, image format {manifest.format}"
     yield "size", _sizes(manifest, data.get("bytes_on_disk"))
     yield "verified", _verified(data.get("verified"))
+    yield "signed", _signed(data.get("signed_by"))
     for copy in data.get("protected") or ():
         yield "copy", _copy(copy, now)
     yield "lineage", _lineage(manifest)
@@ -70,6 +71,17 @@ def _verified(verified: Any) -> Cell:
     if verified is None:
         return Text("not now; --verify reads every byte", FAINT)
     return Text("every byte, just now", GOOD) if verified else Text("no: see the error", BAD)
+
+
+def _signed(signed: dict[str, Any] | None) -> Cell:
+    if signed is None:
+        return ""
+    if signed.get("key") is None:
+        return Text("the signature does not fit: this is not what was signed", BAD)
+    key = words.safe(signed["key"])
+    if signed.get("principal") is None:
+        return f"with {key}; --allowed-signers FILE says whose that is"
+    return Text(f"by {words.safe(signed['principal'])}, with {key}", GOOD)
 
 
 def _lineage(manifest: Manifest) -> str:

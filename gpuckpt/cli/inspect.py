@@ -53,6 +53,7 @@ def inspect(
         typer.Option("--show-config", help="Show each option's value in force, and the file that gives it."),
     ] = False,
     keep_argv: options.KeepArgv = False,
+    allowed_signers: options.AllowedSigners = None,
     ways: Ways,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -67,6 +68,8 @@ def inspect(
         raise UsageError("TARGET and --tree are both given", "name an image or a process, not both")
     if verify and target is None:
         raise UsageError("--verify needs an image", "name the directory of the image")
+    if allowed_signers is not None and target is None:
+        raise UsageError("--allowed-signers needs an image", "name the directory of the image")
     if extract is not None and target is None:
         raise UsageError("--extract needs an image", "name the directory of the image")
     where = None if target is None else options.elsewhere(target)
@@ -81,6 +84,7 @@ def inspect(
         verify=verify,
         keep_argv=keep_argv,
         extract=None if extract is None else options.absolute(extract),
+        allowed_signers=None if allowed_signers is None else options.absolute(allowed_signers),
     )
     return carry_out(Manner(as_json, quiet, verbose), lambda listener: _run(request, listener))
 

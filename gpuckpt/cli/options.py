@@ -307,6 +307,14 @@ def reach(
     )
 
 
+AllowedSigners = Annotated[
+    str | None,
+    typer.Option(
+        "--allowed-signers",
+        metavar="FILE",
+        help="Take only an image that one of these has signed (OpenSSH's allowed_signers, see ssh-keygen(1)).",
+    ),
+]
 Timeout = Annotated[
     float | None,
     typer.Option(

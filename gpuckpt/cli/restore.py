@@ -81,6 +81,7 @@ def restore(
             help="Cut files that only grew to the size they had; what came later is kept beside them.",
         ),
     ] = False,
+    allowed_signers: options.AllowedSigners = None,
     dry_run: options.DryRun = False,
     allow: options.Allow = None,
     timeout: options.Timeout = None,
@@ -138,6 +139,7 @@ def restore(
             hooks=options.hooks(pre_restore, post_restore, hook_timeout),
             readiness=options.readiness(ready_cmd, ready_http, ready_tcp, ready_timeout, cold_start_seconds),
             metrics_file=None if metrics_file is None else options.absolute(metrics_file),
+            allowed_signers=None if allowed_signers is None else options.absolute(allowed_signers),
         )
     return carry_out(
         Manner(as_json, quiet, verbose, dry_run, shares_terminal=wait), lambda listener: _run(request, listener)

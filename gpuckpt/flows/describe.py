@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpuckpt import checks
 from gpuckpt.flows import elsewhere, gather, listing, openfiles
 from gpuckpt.flows import extract as extracting
+from gpuckpt.flows.admission import Admission, signed_by
 from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.model.errors import ImageCorrupt, Interrupted, Refused
 from gpuckpt.model.jsonform import to_json
@@ -42,7 +43,8 @@ def inspect(request: InspectRequest, machine: Machine, interruption: Interruptio
 
 
 def _inspect_image(target: Path, request: InspectRequest, machine: Machine, interruption: Interruption) -> Report:
-    image = directory.open_image(target)
+    admission = Admission.of(request.allowed_signers)
+    image = directory.open_image(target, admission)
     try:
         if request.verify:
             machine.listener(Event("verify", "begin"))
@@ -58,6 +60,7 @@ def _inspect_image(target: Path, request: InspectRequest, machine: Machine, inte
             "verified": True if request.verify else None,
             "restorable": _verdict(findings),
             "bytes_on_disk": image.bytes_on_disk(),
+            "signed_by": signed_by(image.raw_manifest(), image.signature, admission),
             "protected": to_json(protection.read(image.root)),
             "extracted": {"path": str(request.extract), "commands": commands} if request.extract else None,
         }

@@ -53,7 +53,7 @@ from gpuckpt.owner import journal, runs
 from gpuckpt.owner.handle import OWNER_LOG, OwnerHandle
 from gpuckpt.owner.messages import DumpOrder, Given, PeerGone, TreeOrder
 from gpuckpt.stores import directory
-from gpuckpt.system import procfs
+from gpuckpt.system import procfs, signatures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,6 +87,8 @@ def dump(
     goes on.
     """
     runs.refuse_busy(procfs.tree_ids(gather.identify(request.pid)))
+    if request.sign_key is not None:
+        signatures.require_usable(request.sign_key)
     facts = gather.dump_facts(request, machine)
     findings = hooks.before_it(checks.judge(checks.DUMP_CHECKS, facts, request.allow), "dump", request.hooks)
     refusal = checks.refusal(findings)
@@ -330,7 +332,7 @@ class DumpWork:
         """Digest, write down, sync, rename. `done` is the owner's word when the tree goes on already."""
         check = self.interruption.check if done is None else lambda: None
         raw = self._compose(capture, done, check, capture.partial.sync_parts)
-        capture.partial.publish(raw)
+        capture.partial.publish(raw, self._signature(raw))
         self.published = True
         self.on_published()
 
@@ -354,6 +356,10 @@ class DumpWork:
         # What cannot be read again may not be called an image: the tree goes on.
         manifests.decode(raw, str(self.request.image / manifests.NAME))
         return raw
+
+    def _signature(self, raw_manifest: bytes) -> bytes:
+        key = self.request.sign_key
+        return b"" if key is None else signatures.sign(key, raw_manifest)
 
     def _manifest(
         self,

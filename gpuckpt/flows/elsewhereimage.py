@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt.flows import verifying
+from gpuckpt.flows.admission import Admission
 from gpuckpt.flows.attempts import Ends, Run
 from gpuckpt.flows.farimage import FarFrames, FarImage, Opened, begins_again
 from gpuckpt.flows.lanes import lane_count
@@ -84,7 +85,7 @@ class Elsewhere:
             machine.listener(Event("transfer", "note", words))
 
         with spool() as place, contextlib.ExitStack() as stack:
-            far = FarImage(reach, tell)
+            far = FarImage(reach, tell, admit=Admission.of(request.allowed_signers))
             stack.callback(far.end)
             source = cls(request, far, place, machine, interruption)
             stack.callback(source.close)

@@ -10,6 +10,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuckpt.flows import verifying
+from gpuckpt.flows.admission import Admission
 from gpuckpt.images.packs import PackReader
 from gpuckpt.stores import directory
 
@@ -110,7 +111,8 @@ def opened(request: RestoreRequest, machine: Machine, interruption: Interruption
         with Elsewhere.opened(request, request.reach, machine, interruption) as far:
             yield far
         return
-    image = directory.open_image(request.image)
+    admission = Admission.of(request.allowed_signers)
+    image = directory.open_image(request.image, admission)
     try:
         yield Here(request, image)
     finally:

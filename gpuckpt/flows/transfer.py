@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuckpt.flows import far
+from gpuckpt.flows.admission import Admission
 from gpuckpt.flows.attempts import Ends, Run
 from gpuckpt.model.errors import (
     ImageCorrupt,
@@ -68,14 +69,15 @@ def pull(request: PullRequest, listener: Listener, interruption: Interruption) -
     target = request.directory / Path(path).name
     run = Run(request.reach, listener, interruption)
     kept: list[Offer] = []
+    admission = Admission.of(request.allowed_signers)
 
     def open_ends() -> Ends:
         store = far.connect(request.reach, run.pace)
 
         def both() -> tuple[Offer, Arrival]:
-            offer = store.offer(path)
+            offer = store.offer(path, admission)
             kept[:] = [offer]
-            return offer, DirectoryStore().receive(str(target), offer.raw_manifest)
+            return offer, DirectoryStore().receive(str(target), offer.raw_manifest, offer)
 
         return run.ends(store, both)
 
@@ -96,7 +98,8 @@ def _push_verified_only(run: Run, raw: bytes, where: str, request: PushRequest) 
 
 def _pull_verified_only(run: Run, request: PullRequest) -> Report:
     location = request.reach.location
-    offer, verified = run.look_only(lambda store: store.offer(location.path))
+    admission = Admission.of(request.allowed_signers)
+    offer, verified = run.look_only(lambda store: store.offer(location.path, admission))
     return Report("pull", "ok", "untouched", {"image": str(location), **run.data(offer, str(location), verified)})
 
 

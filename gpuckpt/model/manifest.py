@@ -20,6 +20,10 @@ from gpuckpt.model.facts import Host, OpenFile, ProcessId, Tree
 from gpuckpt.model.jsonform import FormError, from_json, to_json
 
 NAME = "manifest.json"
+SIGNATURE = "manifest.json.sig"
+"""OpenSSH's signature of manifest.json as it stands: `ssh-keygen -Y verify` verifies it by hand. It is no part of the
+image: the manifest names each part by its digest, and a signature of the manifest cannot stand in the manifest."""
+
 FORMAT = 1
 OLDEST_FORMAT = 1
 KNOWN_FEATURES = frozenset({"criu-files", "packs", "open-files"})

@@ -102,6 +102,8 @@ class DumpRequest:
     """Prometheus text about this run goes there."""
     capture_code: bool = True
     """Programs and libraries are among the files that can be captured."""
+    sign_key: Path | None = None
+    """The OpenSSH key that signs the image: a private one, or a public one whose other half an agent has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,9 @@ class RestoreRequest:
     metrics_file: Path | None = None
     """As DumpRequest.metrics_file."""
 
+    allowed_signers: Path | None = None
+    """Only images that one of these has signed are restored (OpenSSH's allowed_signers)."""
+
     @property
     def name(self) -> str:
         """The image, as it is called in words."""
@@ -163,6 +168,8 @@ class InspectRequest:
     """Write a plain CRIU image directory here."""
     remote: Reach | None = None
     """The host, or the image on it, that is looked at instead of this one."""
+    allowed_signers: Path | None = None
+    """As RestoreRequest.allowed_signers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +211,8 @@ class PullRequest:
     directory: Path
     verify_only: bool = False
     timeout_seconds: float | None = None
+    allowed_signers: Path | None = None
+    """As RestoreRequest.allowed_signers."""
 
 
 @dataclass(frozen=True, slots=True)

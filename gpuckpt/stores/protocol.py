@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gpuckpt.model.manifest import Manifest, Part
+    from gpuckpt.stores.directory import Admit
 
     Ticker = Callable[[int, int], None]
     """Called with (bytes done, bytes in all) while something long goes on; may raise to end it."""
@@ -79,6 +80,8 @@ class Offer(Protocol):
 
     raw_manifest: bytes
     manifest: Manifest
+    signature: bytes
+    """Of the manifest; b'' where it has none."""
 
     def open_reader(self) -> Reader:
         """Another stream. Raises LinkLost, GpuckptError."""
@@ -136,11 +139,14 @@ class Store(Protocol):
     why: str
     """Why nothing better is used; empty where this is the best."""
 
-    def offer(self, path: str) -> Offer:
-        """Open an image for reading. Raises NotFound, ImageCorrupt, ImageTooNew, Busy, Refused, LinkLost."""
+    def offer(self, path: str, admit: Admit | None = None) -> Offer:
+        """Open an image for reading, once `admit` has let it pass.
+
+        Raises NotFound, ImageCorrupt, ImageTooNew, Busy, Refused, LinkLost, and what `admit` raises.
+        """
 
     def receive(self, path: str, raw_manifest: bytes, source: Offer | None = None) -> Arrival:
-        """Begin or go on with taking an image in as `path`; `source` can be read again to compare.
+        """Begin or go on with taking an image in as `path`; `source` has its signature, and can be read to compare.
 
         Raises Busy, Refused, NotFound, ImageCorrupt, LinkLost, OSError.
         """

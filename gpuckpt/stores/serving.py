@@ -123,7 +123,7 @@ class Server:
         self._require_idle()
         self._offer = DirectoryStore().offer(_path(header))
         self._reader = self._offer.open_reader()
-        return DONE, self._offer.raw_manifest
+        return {**DONE, "signature": self._offer.signature.decode("ascii", "replace")}, self._offer.raw_manifest
 
     def _read(self, header: dict[str, Any], _payload: memoryview) -> Answer:
         if self._reader is None:
@@ -139,7 +139,8 @@ class Server:
     def _begin(self, header: dict[str, Any], payload: memoryview) -> Answer:
         self._require_idle()
         once = self._packs.hand_over()
-        self._arrival = DirectoryStore().receive(_path(header), bytes(payload))
+        signature = str(header.get("signature", "")).encode("ascii", "replace")
+        self._arrival = DirectoryArrival(Path(_path(header)), bytes(payload), signature=signature)
         if once:
             self._arrival.resumable = False
             self._arrival.trust_packs()
