@@ -21,6 +21,8 @@ def image_verdict(data: dict[str, Any], findings: Iterable[Finding]) -> Text:
     refusing = sum(finding.blocks for finding in findings)
     if data.get("verified") is False:
         return Text("damaged: it cannot be restored", BAD)
+    if (data.get("encrypted") or {}).get("opened") is False:
+        return Text("encrypted: whether it can be restored here shows only with --identity", UNSURE)
     if data.get("restorable") == "yes":
         return Text("can be restored here", GOOD)
     if data.get("restorable") == "no":
@@ -38,6 +40,7 @@ def image_facts(manifest: Manifest, data: dict[str, Any], *, now: float) -> Iter
     yield "size", _sizes(manifest, data.get("bytes_on_disk"))
     yield "verified", _verified(data.get("verified"))
     yield "signed", _signed(data.get("signed_by"))
+    yield "encrypted", _encrypted(data.get("encrypted"))
     for copy in data.get("protected") or ():
         yield "copy", _copy(copy, now)
     yield "lineage", _lineage(manifest)
@@ -71,6 +74,14 @@ def _verified(verified: Any) -> Cell:
     if verified is None:
         return Text("not now; --verify reads every byte", FAINT)
     return Text("every byte, just now", GOOD) if verified else Text("no: see the error", BAD)
+
+
+def _encrypted(encrypted: dict[str, Any] | None) -> Cell:
+    if encrypted is None:
+        return ""
+    if encrypted.get("opened"):
+        return Text("yes, and opened", GOOD)
+    return Text("yes: names, arguments, files and memory are sealed; --identity FILE shows them", UNSURE)
 
 
 def _signed(signed: dict[str, Any] | None) -> Cell:

@@ -53,6 +53,7 @@ def inspect(
         typer.Option("--show-config", help="Show each option's value in force, and the file that gives it."),
     ] = False,
     keep_argv: options.KeepArgv = False,
+    identity: options.Identity = None,
     allowed_signers: options.AllowedSigners = None,
     ways: Ways,
     as_json: options.Json = False,
@@ -68,15 +69,16 @@ def inspect(
         raise UsageError("TARGET and --tree are both given", "name an image or a process, not both")
     if verify and target is None:
         raise UsageError("--verify needs an image", "name the directory of the image")
-    if allowed_signers is not None and target is None:
-        raise UsageError("--allowed-signers needs an image", "name the directory of the image")
+    for option, value in (("--allowed-signers", allowed_signers), ("--identity", identity)):
+        if value is not None and target is None:
+            raise UsageError(f"{option} needs an image", "name the directory of the image")
     if extract is not None and target is None:
         raise UsageError("--extract needs an image", "name the directory of the image")
     where = None if target is None else options.elsewhere(target)
     if where is None:
         ways.refuse_here()
     else:
-        _refuse_what_is_only_for_here(where, verify=verify, extract=extract)
+        _refuse_what_is_only_for_here(where, verify=verify, extract=extract, identity=identity)
     request = InspectRequest(
         target=None if target is None or where is not None else options.absolute(target),
         remote=None if where is None else ways.reach(where),
@@ -84,12 +86,15 @@ def inspect(
         verify=verify,
         keep_argv=keep_argv,
         extract=None if extract is None else options.absolute(extract),
+        identity=None if identity is None else options.absolute(identity),
         allowed_signers=None if allowed_signers is None else options.absolute(allowed_signers),
     )
     return carry_out(Manner(as_json, quiet, verbose), lambda listener: _run(request, listener))
 
 
-def _refuse_what_is_only_for_here(where: Location, *, verify: bool, extract: str | None) -> None:
+def _refuse_what_is_only_for_here(where: Location, *, verify: bool, extract: str | None, identity: str | None) -> None:
+    if identity is not None:
+        raise UsageError("--identity needs an image of this host", "gpuckpt pull it first, no key is needed for that")
     if extract is not None:
         raise UsageError("--extract needs an image of this host", "gpuckpt pull it first")
     if verify and not where.path:

@@ -307,6 +307,14 @@ def reach(
     )
 
 
+Identity = Annotated[
+    str | None,
+    typer.Option(
+        "--identity",
+        metavar="FILE",
+        help="What opens an encrypted image: an age identity, or an SSH private key without a passphrase.",
+    ),
+]
 AllowedSigners = Annotated[
     str | None,
     typer.Option(

@@ -81,6 +81,7 @@ def restore(
             help="Cut files that only grew to the size they had; what came later is kept beside them.",
         ),
     ] = False,
+    identity: options.Identity = None,
     allowed_signers: options.AllowedSigners = None,
     dry_run: options.DryRun = False,
     allow: options.Allow = None,
@@ -139,6 +140,7 @@ def restore(
             hooks=options.hooks(pre_restore, post_restore, hook_timeout),
             readiness=options.readiness(ready_cmd, ready_http, ready_tcp, ready_timeout, cold_start_seconds),
             metrics_file=None if metrics_file is None else options.absolute(metrics_file),
+            identity=None if identity is None else options.absolute(identity),
             allowed_signers=None if allowed_signers is None else options.absolute(allowed_signers),
         )
     return carry_out(

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt import checks
-from gpuckpt.flows import elsewhere, gather, listing, openfiles
+from gpuckpt.flows import elsewhere, gather, listing, openfiles, unsealing, verifying
 from gpuckpt.flows import extract as extracting
 from gpuckpt.flows.admission import Admission, signed_by
 from gpuckpt.flows.interruption import BrokenOff
+from gpuckpt.flows.leandir import is_packed
+from gpuckpt.flows.unsealing import View
 from gpuckpt.model.errors import ImageCorrupt, Interrupted, Refused
 from gpuckpt.model.jsonform import to_json
 from gpuckpt.model.report import Event, Finding, Report
@@ -44,35 +46,52 @@ def inspect(request: InspectRequest, machine: Machine, interruption: Interruptio
 
 def _inspect_image(target: Path, request: InspectRequest, machine: Machine, interruption: Interruption) -> Report:
     admission = Admission.of(request.allowed_signers)
-    image = directory.open_image(target, admission)
+    view = _view(target, admission, request)
+    image = view.image
     try:
         if request.verify:
             machine.listener(Event("verify", "begin"))
-            _verify(image, interruption)
-        commands = _extract(image, request.extract, machine, interruption) if request.extract else []
-        here = _compare(image, interruption)
-        facts = gather.restore_facts(RestoreRequest(image=target), image.manifest, machine, here)
-        findings = checks.judge(checks.RESTORE_CHECKS, facts, frozenset())
+            _verify(view, interruption)
+        commands = _extract(view, request.extract, machine, interruption) if request.extract else []
+        findings = _judged(view, target, machine, interruption)
         data = {
             "kind": "image",
             "path": str(target),
             "manifest": to_json(image.manifest),
             "verified": True if request.verify else None,
-            "restorable": _verdict(findings),
-            "bytes_on_disk": image.bytes_on_disk(),
-            "signed_by": signed_by(image.raw_manifest(), image.signature, admission),
-            "protected": to_json(protection.read(image.root)),
+            "restorable": _verdict(findings) if view.is_open else None,
+            "encrypted": None if view.is_plain else {"opened": view.is_open},
+            "bytes_on_disk": view.stored.bytes_on_disk(),
+            "signed_by": signed_by(view.stored.raw_manifest(), view.stored.signature, admission),
+            "protected": to_json(protection.read(view.stored.root)),
             "extracted": {"path": str(request.extract), "commands": commands} if request.extract else None,
         }
         return Report("inspect", "ok", "untouched", data, findings)
     finally:
-        image.close()
+        view.close()
 
 
-def _extract(image: directory.Image, target: Path, machine: Machine, interruption: Interruption) -> list[str]:
+def _view(target: Path, admission: Admission | None, request: InspectRequest) -> View:
+    """Opened where there is a key; else an encrypted image shows what is not secret. Raises GpuckptError."""
+    if request.identity is not None or request.extract is not None:
+        return unsealing.open_image(target, admission, request.identity)
+    stored = directory.open_image(target, admission)
+    return View(stored, stored)
+
+
+def _judged(view: View, target: Path, machine: Machine, interruption: Interruption) -> tuple[Finding, ...]:
+    """What the checks say of a restore here; nothing where what they need is sealed."""
+    if not view.is_open:
+        return ()
+    here = _compare(view.image, interruption)
+    facts = gather.restore_facts(RestoreRequest(image=target), view.image.manifest, machine, here)
+    return checks.judge(checks.RESTORE_CHECKS, facts, frozenset())
+
+
+def _extract(view: View, target: Path, machine: Machine, interruption: Interruption) -> list[str]:
     machine.listener(Event("extract", "begin"))
     try:
-        return extracting.extract(image, target, interruption)
+        return extracting.extract(view, target, interruption)
     except BrokenOff as trouble:
         number = trouble.signal_number or signal.SIGINT
         raise Interrupted(number, "broken off; what was extracted is removed", process="untouched") from None
@@ -88,9 +107,12 @@ def _compare(image: directory.Image, interruption: Interruption) -> dict[str, Ca
         raise Interrupted(number, "broken off while files were compared", process="untouched") from None
 
 
-def _verify(image: directory.Image, interruption: Interruption) -> None:
+def _verify(view: View, interruption: Interruption) -> None:
+    """Every byte as it is stored; what a key can open, it must open, too."""
     try:
-        directory.verify(image, interruption.check)
+        directory.verify(view.stored, interruption.check)
+        if view.place is not None and is_packed(view.image):
+            verifying.verify_frames(view, interruption)
     except BrokenOff as trouble:
         if trouble.signal_number is None:
             raise ImageCorrupt(f"not verified: {trouble.why}") from None

@@ -34,6 +34,7 @@ from gpuckpt.flows.conversation import (
     words_for_seen,
 )
 from gpuckpt.flows.interruption import BrokenOff
+from gpuckpt.flows.sealing import LOG, Sealing
 from gpuckpt.images import captured as captured_files
 from gpuckpt.images import criuformat
 from gpuckpt.model import manifest as manifests
@@ -89,6 +90,7 @@ def dump(
     runs.refuse_busy(procfs.tree_ids(gather.identify(request.pid)))
     if request.sign_key is not None:
         signatures.require_usable(request.sign_key)
+    sealing = Sealing.of(request.encrypt_to)
     facts = gather.dump_facts(request, machine)
     findings = hooks.before_it(checks.judge(checks.DUMP_CHECKS, facts, request.allow), "dump", request.hooks)
     refusal = checks.refusal(findings)
@@ -117,6 +119,7 @@ def dump(
         around = hooks.Hooked(
             "dump", request.hooks, request.pid, str(request.image), run, machine, interruption, _nothing_touched
         )
+        work = DumpWork(request, machine, interruption, facts, findings, run, base, sealing, notes=notes)
         try:
             return around.carry_out(work.look_again, work.perform)
         except GpuckptError as error:
@@ -167,6 +170,7 @@ class DumpWork:
     findings: tuple[Finding, ...]
     run: Run
     base: Image | None = None
+    sealing: Sealing | None = None
     tree_is_held: bool = False
     notes: list[str] = field(default_factory=list)
     on_published: Callable[[], None] = lambda: None
@@ -201,6 +205,7 @@ class DumpWork:
         """Suspend, capture, publish, commit; any failure ends in the unwind and says what was seen."""
         partial = self._create_partial()
         try:
+            partial = self._hidden(partial)
             self.way = self._prepare(partial)
             try:
                 with OwnerHandle(self.run) as owner:
@@ -215,14 +220,24 @@ class DumpWork:
             self._put_away(partial)
 
     def _put_away(self, partial: PartialImage) -> None:
+        if self.sealing is not None:
+            self.sealing.close()
         if not self.published:
             partial.discard()
+
+    def _hidden(self, partial: PartialImage) -> PartialImage:
+        try:
+            return partial if self.sealing is None else self.sealing.hide(partial, self.run.directory)
+        except OSError as error:
+            raise DumpFailed(*dumporder.cause({}, error)) from None
 
     def _prepare(self, partial: PartialImage) -> Capturing:
         known = len(self.notes)
         try:
             program = self.facts.host.criu
-            way = capturing.prepare(self.request, program, self.run, partial, self.base, self.notes, self.far)
+            way = capturing.prepare(
+                self.request, program, self.run, partial, self.base, self.notes, self.far, self.sealing
+            )
         except OSError as error:
             raise DumpFailed(*dumporder.cause({}, error)) from None
         for note in self.notes[known:]:
@@ -345,14 +360,16 @@ class DumpWork:
         partial = capture.partial
         refuse_other_processes(partial.criu, capture.tree)
         content = self.way.content(partial, check)
-        _copy_log(Path(capture.said["log"]), partial.path / "criu-dump.log")
+        _copy_log(Path(capture.said["log"]), partial, self.sealing)
         seal()
         check()
         seconds = {**capture.said["seconds"], **(done["seconds"] if done else {})}
         seconds |= {"files": capture.files.seconds} if capture.files.files else {}
         seconds["publish"] = time.monotonic() - began
         self.manifest = self._manifest(capture, content, seconds, done)
-        raw = manifests.encode(self.manifest)
+        stored = content.stored
+        public = self.manifest if self.sealing is None else self.sealing.manifest(partial, self.manifest, stored)
+        raw = manifests.encode(public)
         # What cannot be read again may not be called an image: the tree goes on.
         manifests.decode(raw, str(self.request.image / manifests.NAME))
         return raw
@@ -374,7 +391,7 @@ class DumpWork:
         return Manifest(
             format=manifests.FORMAT,
             requires=(*content.requires, *(("open-files",) if capture.files.files else ())),
-            image_id=self.image_id,
+            image_id=self.image_id if self.sealing is None else self.sealing.image_id,
             created=created,
             gpuckpt=__version__,
             host=self.facts.host,
@@ -394,7 +411,7 @@ class DumpWork:
             frozen_seconds=done["frozen_seconds"] if done else sum(seconds.values()),
             stopped_seconds=done["stopped_seconds"] if done else sum(seconds.values()),
             bytes_raw=content.bytes_raw,
-            bytes_stored=directory.sizes(content.parts),
+            bytes_stored=directory.sizes(content.stored),
             bytes_shared=content.bytes_shared,
             allowed=tuple(finding.id for finding in self.findings if finding.allowed),
             notes=(*self.notes, *content.notes),
@@ -521,9 +538,13 @@ class DumpWork:
         raise self._held(why, message)
 
 
-def _copy_log(log: Path, target: Path) -> None:
+def _copy_log(log: Path, partial: PartialImage, sealing: Sealing | None) -> None:
     """CRIU's log travels along; it is no part of the digests, and its loss costs nothing."""
     with contextlib.suppress(OSError):
+        if sealing is not None:
+            sealing.seal_bytes(partial, LOG, log.read_bytes())
+            return
+        target = partial.path / LOG
         shutil.copyfile(log, target)
         target.chmod(0o600)
 

@@ -11,6 +11,7 @@ from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.model.errors import Interrupted, MachineLacks, TransferFailed
 from gpuckpt.model.facts import Host
 from gpuckpt.model.jsonform import FormError, from_json, to_json
+from gpuckpt.model.redacted import is_encrypted
 from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.stores.ssh import SshStore
 from gpuckpt.system.links import LinkLost
@@ -62,6 +63,7 @@ def _image(
         "verified": True if verified else None,
         "verified_by": verified,
         "restorable": None,
+        "encrypted": {"opened": False} if is_encrypted(offer.manifest) else None,
         "signed_by": signed_by(offer.raw_manifest, offer.signature, admission),
     }
     return Report("inspect", "ok", "untouched", data)

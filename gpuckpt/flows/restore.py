@@ -389,6 +389,7 @@ class RestoreWork:
             self.facts.host.memory_available_bytes,
             self._for_this_restore,
             self.interruption.check,
+            self.source.secret_place,
         ).make()
 
     def _options(self) -> CriuOptions:

@@ -26,9 +26,9 @@ image: the manifest names each part by its digest, and a signature of the manife
 
 FORMAT = 1
 OLDEST_FORMAT = 1
-KNOWN_FEATURES = frozenset({"criu-files", "packs", "open-files"})
+KNOWN_FEATURES = frozenset({"criu-files", "packs", "open-files", "encrypted"})
 """criu-files: pages lie in criu/pages-*.img as CRIU wrote them; packs: in packs/, see images/packindex.py;
-open-files: files/ holds files that the tree had open (OPEN)."""
+open-files: files/ holds files that the tree had open (OPEN); encrypted: see images/sealing.py and model/redacted.py."""
 
 LINK_REMAP = "link-remap"
 """Why a file was captured: CRIU made this further name of a deleted file, see images/captured.py."""

@@ -102,6 +102,10 @@ class DumpRequest:
     """Prometheus text about this run goes there."""
     capture_code: bool = True
     """Programs and libraries are among the files that can be captured."""
+    encrypt_to: tuple[str, ...] = ()
+    """Who can open the image: age or SSH recipients, or files of them. Empty: it is not encrypted."""
+    identity: Path | None = None
+    """Opens an encrypted `base`: an age identity, or an SSH private key."""
     sign_key: Path | None = None
     """The OpenSSH key that signs the image: a private one, or a public one whose other half an agent has."""
 
@@ -139,6 +143,8 @@ class RestoreRequest:
 
     allowed_signers: Path | None = None
     """Only images that one of these has signed are restored (OpenSSH's allowed_signers)."""
+    identity: Path | None = None
+    """Opens an encrypted image: an age identity, or an SSH private key."""
 
     @property
     def name(self) -> str:
@@ -170,6 +176,8 @@ class InspectRequest:
     """The host, or the image on it, that is looked at instead of this one."""
     allowed_signers: Path | None = None
     """As RestoreRequest.allowed_signers."""
+    identity: Path | None = None
+    """As RestoreRequest.identity."""
 
 
 @dataclass(frozen=True, slots=True)

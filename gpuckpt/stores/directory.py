@@ -54,16 +54,23 @@ class PartialImage:
     target: Path
     path: Path
     lock_fd: int
+    secret: Path | None = None
+    """Where the small files of an image that will be encrypted lie until they are."""
+
+    @property
+    def hidden(self) -> Path:
+        """Where small files are written to."""
+        return self.secret or self.path
 
     @property
     def criu(self) -> Path:
         """CRIU's files."""
-        return self.path / "criu"
+        return self.hidden / "criu"
 
     @property
     def files(self) -> Path:
         """Captured files."""
-        return self.path / "files"
+        return self.hidden / "files"
 
     def discard(self) -> None:
         """Remove it: nothing of a failed dump stays."""

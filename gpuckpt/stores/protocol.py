@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     """Called with (bytes done, bytes in all) while something long goes on; may raise to end it."""
 
 PIECE_BYTES = 4 << 20
+FRAME_SURPLUS_BYTES = 16
+"""An encrypted frame is longer than its content by its tag, and is read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Any stretch of a part, at most PIECE_BYTES long."""
+    """Any stretch of a part, at most PIECE_BYTES and FRAME_SURPLUS_BYTES long."""
 
     part: int
     """Index into the manifest's parts."""

@@ -23,7 +23,7 @@ from gpuckpt.stores.landing import DirectoryArrival
 from gpuckpt.stores.landingwriter import DirectoryWriter
 from gpuckpt.stores.local import DirectoryOffer, DirectoryReader, DirectoryStore
 from gpuckpt.stores.packlanding import PackQuestions
-from gpuckpt.stores.protocol import PIECE_BYTES, Piece, Span
+from gpuckpt.stores.protocol import FRAME_SURPLUS_BYTES, PIECE_BYTES, Piece, Span
 from gpuckpt.system.links import LinkLost
 
 if TYPE_CHECKING:
@@ -221,7 +221,8 @@ def _path(header: dict[str, Any]) -> str:
 def _numbers(header: dict[str, Any], place: str) -> list[int]:
     """Part, place in it and size. Raises KeyError, ValueError."""
     values = [header[name] for name in ("part", place, "size")]
-    if not all(type(value) is int and 0 <= value < 1 << 60 for value in values) or values[2] > PIECE_BYTES:
+    most = PIECE_BYTES + FRAME_SURPLUS_BYTES if place == "at" else PIECE_BYTES
+    if not all(type(value) is int and 0 <= value < 1 << 60 for value in values) or values[2] > most:
         raise ValueError(values)
     return values
 

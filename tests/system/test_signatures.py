@@ -92,7 +92,7 @@ def test_a_key_with_a_passphrase_signs_through_an_agent_only(keys, monkeypatch):
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     key = keys / "locked"
     ssh_keygen("-q", "-t", "ed25519", "-N", "open sesame", "-f", key)
-    with pytest.raises(Refused, match="cannot sign: .*passphrase"):
+    with pytest.raises(Refused, match=r"cannot sign: .*passphrase"):
         signatures.require_usable(key)
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", keys / "agent"], stdout=subprocess.PIPE, text=True)
     try:
