@@ -103,7 +103,6 @@ def run(
     cwd: str | None = None,
     identity: Invoker | None = None,
     stdin: int | None = None,
-    pass_fds: Sequence[int] = (),
     new_session: bool = False,
 ) -> Completed:
     """Run a program to its end and return what it printed; as another user where `identity` is given.
@@ -118,7 +117,6 @@ def run(
         capture=True,
         identity=identity,
         stdin=stdin,
-        pass_fds=pass_fds,
         new_session=new_session,
     )
     try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.errors import MachineLacks, NotFound, Refused
-from gpuckpt.system import commands
+from gpuckpt.system import commands, procfs
 from gpuckpt.system.files import unsafe_places
 
 if TYPE_CHECKING:
@@ -76,12 +76,12 @@ def require_allowed(content: bytes, signature: bytes, allowed: Path) -> Signer:
     _require_safe(allowed)
     if not signature:
         raise Refused("the image is not signed", f"only images signed by one of {allowed} are taken")
-    with _in_memory(signature) as (path, descriptor):
-        found = _keygen("find-principals", "-f", str(allowed), "-s", path, content=b"", pass_fds=(descriptor,))
+    with _in_memory(signature) as (path, _):
+        found = _keygen("find-principals", "-f", str(allowed), "-s", path, content=b"")
         names = [name for line in found.stdout.splitlines() for name in line.split(",") if name[:1] not in ("", "!")]
         for name in names if found.ok else ():
             more = ("-f", str(allowed), "-I", name, "-n", NAMESPACE, "-s", path)
-            seen = _GOOD.search(_verified(more, content, descriptor))
+            seen = _GOOD.search(_verified(more, content))
             if seen is not None:
                 return Signer(f"{seen[1]} {seen[2]}", name)
     key = key_of(content, signature)
@@ -91,16 +91,15 @@ def require_allowed(content: bytes, signature: bytes, allowed: Path) -> Signer:
 
 def key_of(content: bytes, signature: bytes) -> Signer | None:
     """The key that has signed `content`, whoever owns it; None where it does not fit. Raises MachineLacks."""
-    with _in_memory(signature) as (path, descriptor):
-        keygen = ("-n", NAMESPACE, "-s", path)
-        done = _keygen("check-novalidate", *keygen, content=content, pass_fds=(descriptor,))
+    with _in_memory(signature) as (path, _):
+        done = _keygen("check-novalidate", "-n", NAMESPACE, "-s", path, content=content)
     seen = _GOOD.search(done.stdout) if done.ok else None
     return None if seen is None else Signer(f"{seen[1]} {seen[2]}")
 
 
-def _verified(arguments: Sequence[str], content: bytes, descriptor: int) -> str:
+def _verified(arguments: Sequence[str], content: bytes) -> str:
     """What ssh-keygen says of a good signature; '' of any other."""
-    done = _keygen("verify", *arguments, content=content, pass_fds=(descriptor,))
+    done = _keygen("verify", *arguments, content=content)
     return done.stdout if done.ok else ""
 
 
@@ -112,7 +111,7 @@ def _require_safe(allowed: Path) -> None:
         raise Refused(f"others can change who may sign: {unsafe[0]}", "name a list that only root or you can write to")
 
 
-def _keygen(action: str, *arguments: str, content: bytes, pass_fds: Sequence[int] = ()) -> Completed:
+def _keygen(action: str, *arguments: str, content: bytes) -> Completed:
     program = commands.find_program("ssh-keygen")
     if program is None:
         raise MachineLacks("ssh-keygen was not found: it makes and verifies signatures", "install OpenSSH's client")
@@ -123,7 +122,6 @@ def _keygen(action: str, *arguments: str, content: bytes, pass_fds: Sequence[int
             timeout=SECONDS,
             extra_environment=agent,
             stdin=descriptor,
-            pass_fds=pass_fds,
             # Without a terminal of its own it cannot stop us by asking for a passphrase there.
             new_session=True,
         )
@@ -131,13 +129,13 @@ def _keygen(action: str, *arguments: str, content: bytes, pass_fds: Sequence[int
 
 @contextlib.contextmanager
 def _in_memory(content: bytes) -> Iterator[tuple[str, int]]:
-    """A file that is nowhere but in memory: its path for a program that gets the descriptor too."""
+    """A file that is nowhere but in memory: its path for programs that run meanwhile, and its descriptor."""
     descriptor = os.memfd_create("gpuckpt", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
             file.write(content)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        yield f"/proc/self/fd/{descriptor}", descriptor
+        yield str(procfs.descriptor_path(descriptor)), descriptor
     finally:
         os.close(descriptor)
 
