@@ -69,9 +69,6 @@ def inspect(
         raise UsageError("TARGET and --tree are both given", "name an image or a process, not both")
     if verify and target is None:
         raise UsageError("--verify needs an image", "name the directory of the image")
-    for option, value in (("--allowed-signers", allowed_signers), ("--identity", identity)):
-        if value is not None and target is None:
-            raise UsageError(f"{option} needs an image", "name the directory of the image")
     if extract is not None and target is None:
         raise UsageError("--extract needs an image", "name the directory of the image")
     where = None if target is None else options.elsewhere(target)

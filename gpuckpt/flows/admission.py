@@ -30,6 +30,10 @@ class Admission:
         """Raises Refused for a manifest that nobody has signed who may, NotFound, MachineLacks."""
         self.signer = signatures.require_allowed(raw_manifest, signature, self.allowed)
 
+    def report(self) -> dict[str, Any]:
+        """Who it was."""
+        return _in_words(self.signer)
+
 
 def signed_by(raw_manifest: bytes, signature: bytes, admission: Admission | None) -> dict[str, Any] | None:
     """For a report: key and principal (None where no list was given), both None for a signature that does not fit.
@@ -39,4 +43,8 @@ def signed_by(raw_manifest: bytes, signature: bytes, admission: Admission | None
     if not signature:
         return None
     signer = admission.signer if admission is not None else signatures.key_of(raw_manifest, signature)
+    return _in_words(signer)
+
+
+def _in_words(signer: Signer | None) -> dict[str, Any]:
     return {"key": signer.key if signer else None, "principal": signer.principal if signer else None}

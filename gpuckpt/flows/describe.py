@@ -15,6 +15,7 @@ from gpuckpt.flows.leandir import is_packed
 from gpuckpt.flows.unsealing import View
 from gpuckpt.model.errors import ImageCorrupt, Interrupted, Refused
 from gpuckpt.model.jsonform import to_json
+from gpuckpt.model.redacted import is_encrypted
 from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.model.requests import DumpRequest, RestoreRequest
 from gpuckpt.owner import hostchanges, runs
@@ -73,10 +74,14 @@ def _inspect_image(target: Path, request: InspectRequest, machine: Machine, inte
 
 def _view(target: Path, admission: Admission | None, request: InspectRequest) -> View:
     """Opened where there is a key; else an encrypted image shows what is not secret. Raises GpuckptError."""
-    if request.identity is not None or request.extract is not None:
-        return unsealing.open_image(target, admission, request.identity)
     stored = directory.open_image(target, admission)
-    return View(stored, stored)
+    if not is_encrypted(stored.manifest) or (request.identity is None and request.extract is None):
+        return View(stored, stored)
+    try:
+        return unsealing.opened(stored, request.identity)
+    except BaseException:
+        stored.close()
+        raise
 
 
 def _judged(view: View, target: Path, machine: Machine, interruption: Interruption) -> tuple[Finding, ...]:

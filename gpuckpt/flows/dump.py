@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuckpt import __version__, checks
 from gpuckpt.flows import capturing, dumporder, gather, hooks, openfiles, settle
+from gpuckpt.flows import capturing, dumporder, gather, openfiles, secretplace, settle
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.conversation import (
     REAP_SECONDS,
@@ -226,8 +227,11 @@ class DumpWork:
             partial.discard()
 
     def _hidden(self, partial: PartialImage) -> PartialImage:
+        if self.sealing is None:
+            return partial
+        self.notes += secretplace.notes(self.run.directory)
         try:
-            return partial if self.sealing is None else self.sealing.hide(partial, self.run.directory)
+            return self.sealing.hide(partial, self.run.directory)
         except OSError as error:
             raise DumpFailed(*dumporder.cause({}, error)) from None
 

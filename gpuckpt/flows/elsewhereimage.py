@@ -59,6 +59,7 @@ class Elsewhere:
     """An image on another host."""
 
     image: Image
+    admission: Admission | None = None
 
     def __init__(
         self, request: RestoreRequest, far: FarImage, place: Spool, machine: Machine, look: Interruption
@@ -84,9 +85,11 @@ class Elsewhere:
             machine.listener(Event("transfer", "note", words))
 
         with spool() as place, contextlib.ExitStack() as stack:
-            far = FarImage(reach, tell, admit=Admission.of(request.allowed_signers))
+            admission = Admission.of(request.allowed_signers)
+            far = FarImage(reach, tell, admit=admission)
             stack.callback(far.end)
             source = cls(request, far, place, machine, interruption)
+            source.admission = admission
             stack.callback(source.close)
             yield source
 
@@ -177,7 +180,9 @@ class Elsewhere:
 
     def report(self) -> dict[str, Any]:
         """What came over the wire."""
+        signed = {} if self.admission is None else {"signed_by": self.admission.report()}
         return {
+            **signed,
             "bytes_fetched": self._fetched_bytes + self._far.received_bytes,
             "connections": max(1, self._far.connections),
         }

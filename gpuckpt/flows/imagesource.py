@@ -71,8 +71,8 @@ class ImageSource(Protocol):
 class Here:
     """An image in a directory of this host."""
 
-    def __init__(self, request: RestoreRequest, view: View) -> None:
-        self.request, self.image, self._view = request, view.image, view
+    def __init__(self, request: RestoreRequest, view: View, admission: Admission | None = None) -> None:
+        self.request, self.image, self._view, self._admission = request, view.image, view, admission
         self.notes: list[str] = []
 
     def verify(self, interruption: Interruption) -> None:
@@ -94,8 +94,8 @@ class Here:
         """It is quick."""
 
     def report(self) -> dict[str, Any]:
-        """Nothing more."""
-        return {}
+        """Who signed it, where that was asked."""
+        return {} if self._admission is None else {"signed_by": self._admission.report()}
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -123,6 +123,6 @@ def opened(request: RestoreRequest, machine: Machine, interruption: Interruption
     admission = Admission.of(request.allowed_signers)
     view = unsealing.open_image(request.image, admission, request.identity)
     try:
-        yield Here(request, view)
+        yield Here(request, view, admission)
     finally:
         view.close()

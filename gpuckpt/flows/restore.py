@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuckpt import checks
 from gpuckpt.flows import gather, hooks, imagesource, injecting, openfiles, readiness, settle
+from gpuckpt.flows import gather, imagesource, injecting, openfiles, secretplace, settle
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.beside import Beside
 from gpuckpt.flows.conversation import (
@@ -233,6 +234,8 @@ class RestoreWork:
         came_up = False
         try:
             self.source.belongs_to(self.run)
+            if self.source.secret_place is not None:
+                self.notes += secretplace.notes(self.run.directory)
             self.packed = PackedMemory(self.image, self.source.open_frames) if is_packed(self.image) else None
             self._put_files_in_place()
             if self.request.wait and checks.needs_terminal(self.manifest.tree):

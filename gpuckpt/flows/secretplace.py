@@ -41,6 +41,13 @@ class SecretPlace:
             os.close(self.lock_fd)
 
 
+def notes(run_directory: Path) -> list[str]:
+    """What a person should know: CRIU's log lies in the directory of its run, and names files."""
+    if is_in_memory(run_directory):
+        return []
+    return [f"{runs.RUNTIME} is no tmpfs: the names of the job's files lay on a disk there meanwhile, in CRIU's log"]
+
+
 def make() -> SecretPlace:
     """Raises MachineLacks where there is no place in memory."""
     if not is_in_memory(IN_MEMORY):

@@ -61,7 +61,7 @@ def _process(process: Process) -> Process:
     """Its numbers. A program can give itself a name (comm): that is its own secret as well."""
     return replace(
         process,
-        comm="",
+        comm="sealed",
         argv=(),
         exe="",
         cwd="",
