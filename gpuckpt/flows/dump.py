@@ -35,7 +35,8 @@ from gpuckpt.flows.conversation import (
     words_for_seen,
 )
 from gpuckpt.flows.interruption import BrokenOff
-from gpuckpt.flows.sealing import LOG, Sealing
+from gpuckpt.flows.sealing import Sealing
+from gpuckpt.flows.unsealing import LOG
 from gpuckpt.images import captured as captured_files
 from gpuckpt.images import criuformat
 from gpuckpt.model import manifest as manifests

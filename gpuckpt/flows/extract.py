@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from gpuckpt.flows import verifying
 from gpuckpt.flows.leandir import PackedMemory, is_packed
+from gpuckpt.flows.unsealing import LOG
 from gpuckpt.images import lean
 from gpuckpt.model.errors import NotFound, Refused
 from gpuckpt.model.manifest import OPEN
@@ -40,7 +41,7 @@ def extract(view: View, target: Path, interruption: Interruption) -> list[str]:
     try:
         _copy(image, target)
         if view.place is not None:
-            _copy_captured(image, target)
+            _copy_sealed(image, target)
         if is_packed(image):
             _unpack(view, target, interruption)
     except BaseException:
@@ -57,12 +58,13 @@ def _copy(image: Image, target: Path) -> None:
             (target / name).chmod(0o600)
 
 
-def _copy_captured(image: Image, target: Path) -> None:
-    for part in image.manifest.parts:
-        if part.path.startswith("files/"):
-            (target / part.path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            shutil.copyfile(image.part(part.path), target / part.path)
-            (target / part.path).chmod(0o600)
+def _copy_sealed(image: Image, target: Path) -> None:
+    """Of an encrypted image: captured files and CRIU's log, which nobody can read where they lie."""
+    names = [part.path for part in image.manifest.parts if part.path.startswith("files/")]
+    for name in (*names, *([LOG] if image.part(LOG).exists() else [])):
+        (target / name).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        shutil.copyfile(image.part(name), target / name)
+        (target / name).chmod(0o600)
 
 
 def _unpack(view: View, target: Path, interruption: Interruption) -> None:

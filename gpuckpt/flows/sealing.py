@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from gpuckpt.model.manifest import Manifest
     from gpuckpt.stores.directory import PartialImage
 
-LOG = "criu-dump.log"
-
 
 @dataclass(slots=True)
 class Sealing:
@@ -73,7 +71,10 @@ class Sealing:
         source = partial.hidden / name
         (partial.path / name).parent.mkdir(mode=0o700, exist_ok=True)
         with os.fdopen(open_plain(source), "rb") as content:
-            return self._write(partial, name, content, going_on)
+            part = self._write(partial, name, content, going_on)
+        if name.startswith("files/"):
+            source.unlink()  # it may be large, and nobody looks at it again
+        return part
 
     def seal_bytes(self, partial: PartialImage, name: str, content: bytes) -> Part:
         """Write a file of the image. Raises OSError."""

@@ -8,6 +8,7 @@ Frames are decrypted as they are read (images/decoding.py), with the keys that s
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 NOT_THIS = "do not restore this image"
 PACKS = "packs/"
+LOG = "criu-dump.log"
+MAX_LOG_BYTES = 64 << 20
 INDEX = f"{PACKS}{packindex.NAME}"
 
 
@@ -105,8 +108,8 @@ def opened(stored: Image, identity: Path | None, going_on: Callable[[], None] = 
         for part in manifest.parts:
             if not _is_pack(part.path):
                 _unseal(stored, key, part, place.path, going_on)
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-        directory_fd = os.open(place.path, flags)
+        _unseal_log(stored, key, place.path)
+        directory_fd = os.open(place.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         return View(stored, Image(stored.path, manifest, os.dup(stored.lock_fd), directory_fd), place)
     except OSError as error:
         place.remove()
@@ -170,6 +173,12 @@ def _read(stored: Image, name: str, most: int) -> bytes:
             return file.read(most)
     except OSError as error:
         raise ImageCorrupt(f"part {name} cannot be read: {error.strerror}", "copy the image again") from None
+
+
+def _unseal_log(stored: Image, key: ImageKey, place: Path) -> None:
+    """CRIU's log, which is for people only: where it is missing or damaged nothing is lost."""
+    with contextlib.suppress(ImageCorrupt):
+        (place / LOG).write_bytes(_open(stored, key, LOG, MAX_LOG_BYTES))
 
 
 def _unseal(stored: Image, key: ImageKey, part: manifests.Part, place: Path, going_on: Callable[[], None]) -> None:

@@ -165,6 +165,42 @@ def test_a_killed_dump_leaves_nothing_in_clear(work, jobs):
     harness.wait_for(lambda: not mine.exists(), "the owner removes them")
 
 
+def test_a_killed_restore_leaves_nothing_in_clear(work, jobs):
+    identity, recipient = age_key(work / "identity")
+    job = jobs.python("memory.py", "private", work / "log", 64)
+    wait_for_count(work / "log", 1)
+    rounds.dump(jobs, job.pid, work / "image", "--encrypt-to", recipient)
+    restore = harness.start_gpuckpt("restore", work / "image", "--identity", identity, *SETTLE)
+    [mine] = harness.wait_for(
+        lambda: [one for one in in_clear() if (one / "lean").exists()], "CRIU's directory is made"
+    )
+    os.kill(restore.pid, 9)
+    restore.communicate()
+    harness.wait_for(lambda: not mine.exists(), "the owner removes it")
+    jobs.adopt(job.pid)
+    harness.wait_for(lambda: not harness.state(job.pid) or harness.state(job.pid) not in "Tt", "no half tree is left")
+
+
+def test_no_room_in_memory_costs_the_image_and_not_the_job(two_hosts, tmp_path):
+    a = two_hosts.a
+    identity, recipient = age_key(tmp_path / "identity")
+    pid = a.python("counter.py", "/srv/log")
+    wait_for_count(a.outside("/srv/log"), 2)
+    a.run("mount", "-o", "remount,size=8k", "/dev/shm")
+    failed = a.gpuckpt("dump", "--tree", pid, "/srv/image", "--encrypt-to", recipient, *SETTLE)
+    assert (failed.status, failed.report["process"]) == (30, "running"), explain(failed)
+    assert a.run("ls", "/dev/shm").stdout == ""
+    assert not list(a.srv.glob("image*"))
+    goes_on(a.outside("/srv/log"), numbers(a.outside("/srv/log"))[-1], more=2)
+    a.run("mount", "-o", "remount,size=64m", "/dev/shm")
+    dumped = a.gpuckpt("dump", "--tree", pid, "/srv/image", "--encrypt-to", recipient, *SETTLE)
+    assert dumped.status == 0, explain(dumped)
+    a.run("mount", "-o", "remount,size=8k", "/dev/shm")
+    refused = a.gpuckpt("restore", "/srv/image", "--identity", identity, *SETTLE)
+    assert (refused.status, refused.report["process"]) == (10, "untouched"), explain(refused)
+    assert a.run("ls", "/dev/shm").stdout == ""
+
+
 def test_extract_gives_a_directory_for_criu(work, jobs):
     identity, recipient = age_key(work / "identity")
     job = jobs.python("counter.py", work / "log", 1)
