@@ -21,8 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt import __version__, checks
-from gpuckpt.flows import capturing, dumporder, gather, hooks, openfiles, settle
-from gpuckpt.flows import capturing, dumporder, gather, openfiles, secretplace, settle
+from gpuckpt.flows import capturing, dumporder, gather, hooks, openfiles, secretplace, settle
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.conversation import (
     REAP_SECONDS,
@@ -118,10 +117,10 @@ def dump(
         work = DumpWork(
             request, machine, interruption, facts, findings, run, base, notes=notes, on_published=on_published
         )
+        work = DumpWork(request, machine, interruption, facts, findings, run, base, sealing, notes=notes)
         around = hooks.Hooked(
             "dump", request.hooks, request.pid, str(request.image), run, machine, interruption, _nothing_touched
         )
-        work = DumpWork(request, machine, interruption, facts, findings, run, base, sealing, notes=notes)
         try:
             return around.carry_out(work.look_again, work.perform)
         except GpuckptError as error:

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuckpt import checks
-from gpuckpt.flows import gather, hooks, imagesource, injecting, openfiles, readiness, settle
-from gpuckpt.flows import gather, imagesource, injecting, openfiles, secretplace, settle
+from gpuckpt.flows import gather, hooks, imagesource, injecting, openfiles, readiness, secretplace, settle
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.beside import Beside
 from gpuckpt.flows.conversation import (

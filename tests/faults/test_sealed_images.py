@@ -10,15 +10,19 @@ from pathlib import Path
 import pytest
 
 from gpuckpt.flows import unsealing
+from gpuckpt.flows.admission import Admission
 from gpuckpt.images.framesource import verify_all
 from gpuckpt.images.packindex import read_index
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import ImageCorrupt, ImageTooNew, Refused
 from gpuckpt.model.facts import ProcessId
 from gpuckpt.stores import directory
+from gpuckpt.system import signatures
 from tests.cli.cli_samples import manifest as sample_manifest
+from tests.harness import gpuckpt
 from tests.sealed_images import SECRET, age_key, make_sealed, reforge
 from tests.small_images import make_image
+from tests.sshd import ssh_keygen
 
 
 @pytest.fixture
@@ -206,10 +210,6 @@ def test_older_versions_refuse_it(here, monkeypatch):
 
 
 def test_a_signature_of_another_image_is_none(here):
-    from gpuckpt.flows.admission import Admission
-    from gpuckpt.system import signatures
-    from tests.sshd import ssh_keygen
-
     ssh_keygen("-q", "-t", "ed25519", "-N", "", "-f", here / "ops")
     (here / "allowed").write_text(f"ops {(here / 'ops.pub').read_text()}")
     raw = (here / "other" / manifests.NAME).read_bytes()
@@ -226,3 +226,14 @@ def test_a_signature_of_another_image_is_none(here):
     reforge(here / "other", notes=("altered after it was signed",))
     with pytest.raises(Refused, match="does not fit the image"):
         unsealing.open_image(here / "other", Admission(here / "allowed"), here / "identity")
+
+
+def test_a_host_can_demand_signatures_and_parses_nothing_before(here):
+    """By its configuration: what nobody has signed is refused (20) however broken it is, not called corrupt (60)."""
+    ssh_keygen("-q", "-t", "ed25519", "-N", "", "-f", here / "ops")
+    (here / "allowed").write_text(f"ops {(here / 'ops.pub').read_text()}")
+    (here / "config.toml").write_text(f'[restore]\nallowed-signers = "{here}/allowed"\n')
+    (here / "image" / manifests.NAME).write_bytes(b"{ no manifest at all")
+    for configuration, status in ((here / "config.toml", 20), (Path("/dev/null"), 60)):
+        answer = gpuckpt("restore", here / "image", env={"GPUCKPT_CONFIG": str(configuration)})
+        assert (answer.status, answer.report["process"]) == (status, "untouched"), answer.error
