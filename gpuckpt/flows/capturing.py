@@ -349,7 +349,20 @@ def _read_base(
         return sharing.Base(base.part("packs"), _index_of(base, identity), first)
     except (ImageCorrupt, ImageTooNew, Refused, NotFound) as error:
         notes.append(f"{base_not_used(base.path)}: {error.message}")
+        index = _index_of(base, identity)
+        _require_names_that_fit(base, index)
+        return sharing.Base(base.part("packs"), index, first)
+    except (ImageCorrupt, Refused, NotFound) as error:
+        notes.append(f"the base {base.path} was not used: {error.message}")
         return None
+
+
+def _require_names_that_fit(base: Image, index: Index) -> None:
+    """A pack that is taken over counts by its name: it must be what the base was verified by. Raises ImageCorrupt."""
+    verified = {part.path: part.blake3 for part in base.manifest.parts}
+    for pack in index.packs:
+        if verified.get(f"packs/{pack.file}") != pack.name:
+            raise ImageCorrupt(f"packs/{pack.file} is not what its name says", "dump without --base")
 
 
 def _index_of(base: Image, identity: Path | None) -> Index:

@@ -57,12 +57,15 @@ def make() -> SecretPlace:
         )
     for entry in IN_MEMORY.glob(f"{PREFIX}*"):
         _remove_dead(entry)
-    path = IN_MEMORY / f"{PREFIX}{secrets.token_hex(4)}"
-    try:
-        path.mkdir(mode=0o700)
-    except OSError as error:
-        raise MachineLacks(f"{path} cannot be made: {error.strerror}", f"see `ls -ld {IN_MEMORY}`") from None
-    return SecretPlace(path, directory.lock_partial(path))
+    while True:
+        path = IN_MEMORY / f"{PREFIX}{secrets.token_hex(4)}"
+        try:
+            path.mkdir(mode=0o700)
+        except OSError as error:
+            raise MachineLacks(f"{path} cannot be made: {error.strerror}", f"see `ls -ld {IN_MEMORY}`") from None
+        # Another gpuckpt may have taken it for a dead one's before it was locked: then it is gone.
+        with contextlib.suppress(Busy):
+            return SecretPlace(path, directory.lock_partial(path))
 
 
 def _remove_dead(entry: Path) -> None:

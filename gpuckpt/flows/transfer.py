@@ -22,6 +22,7 @@ from gpuckpt.model.errors import (
     Refused,
     in_words,
 )
+from gpuckpt.model.redacted import is_encrypted
 from gpuckpt.model.report import Event, Report
 from gpuckpt.stores import directory, protection
 from gpuckpt.stores.local import DirectoryStore
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     Listener = Callable[[Event], None]
 
+FOR_RECIPIENTS = "the image is encrypted: who can read it there can read its secrets only with a recipient's key"
 SECRETS = "the image holds the memory of the process, secrets included: who can read it there can read them"
 
 
@@ -52,7 +54,7 @@ def push(request: PushRequest, listener: Listener, interruption: Interruption) -
             return run.ends(store, lambda: (offer, store.receive(where, offer.raw_manifest, offer)))
 
         place, verified = run.carry(open_ends)
-        run.note(SECRETS)
+        run.note(FOR_RECIPIENTS if is_encrypted(offer.manifest) else SECRETS)
         _protect(offer.image, request, place, verified, run)
         data = run.data(offer, f"{request.reach.location.host}:{place}", verified)
     finally:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.errors import MachineLacks, NotFound, Refused
-from gpuckpt.system import commands, procfs
+from gpuckpt.system import commands, invoker, procfs
 from gpuckpt.system.files import unsafe_places
 
 if TYPE_CHECKING:
@@ -115,16 +115,22 @@ def _keygen(action: str, *arguments: str, content: bytes) -> Completed:
     program = commands.find_program("ssh-keygen")
     if program is None:
         raise MachineLacks("ssh-keygen was not found: it makes and verifies signatures", "install OpenSSH's client")
-    agent = {"SSH_AUTH_SOCK": os.environ["SSH_AUTH_SOCK"]} if "SSH_AUTH_SOCK" in os.environ else {}
     with _in_memory(content) as (_, descriptor):
         return commands.run(
             [str(program), "-Y", action, *arguments],
             timeout=SECONDS,
-            extra_environment=agent,
+            extra_environment=_agent(),
             stdin=descriptor,
             # Without a terminal of its own it cannot stop us by asking for a passphrase there.
             new_session=True,
         )
+
+
+def _agent() -> dict[str, str]:
+    """Where the agent listens: sudo drops the variable, and the agent is that of whoever called it."""
+    person = invoker.behind_sudo()
+    known = {**os.environ, **(person.environment if person is not None else {})}
+    return {name: known[name] for name in ("SSH_AUTH_SOCK",) if name in known}
 
 
 @contextlib.contextmanager

@@ -45,6 +45,14 @@ def is_free(place: Path) -> bool:
     return False
 
 
+def signer(where: Path, name: str) -> tuple[object, ...]:
+    """Make the key `name`; returns the option that lets only NAME@cluster pass."""
+    ssh_keygen("-q", "-t", "ed25519", "-N", "", "-f", where / name)
+    allowed = where / f"{name}.allowed"
+    allowed.write_text(f"{name}@cluster {(where / f'{name}.pub').read_text()}")
+    return "--allowed-signers", allowed
+
+
 def found(root: Path, key: str) -> set[str]:
     """The places whose secret stands in any file, name or link below `root`."""
     texts = [str(path.relative_to(root)).encode() for path in root.rglob("*")]
@@ -56,9 +64,7 @@ def test_an_encrypted_signed_image_goes_over_a_bare_host_and_tells_it_nothing(tw
     a, b = two_hosts.a, two_hosts.b
     key = secrets.token_hex(12)
     identity, recipient = age_key(tmp_path / "identity")
-    for name in ("ops", "other"):
-        ssh_keygen("-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name)
-        (tmp_path / f"{name}.allowed").write_text(f"{name}@cluster {(tmp_path / f'{name}.pub').read_text()}")
+    signers = {name: signer(tmp_path, name) for name in ("ops", "other")}
     environment = ["env", f"SECRET_IN_ENVIRONMENT=E-{key}"]
     program = [shutil.which("python3"), PROGRAMS / "secretive.py", "/srv/log", f"/srv/N-{key}", f"A-{key}"]
     pid = a.daemon(*environment, *program)
@@ -79,7 +85,6 @@ def test_an_encrypted_signed_image_goes_over_a_bare_host_and_tells_it_nothing(tw
     assert pushed.status == 0, explain(pushed)
     assert any("over SFTP" in note for note in pushed.report["data"]["notes"])
     assert found(a.outside("/srv/store/image"), key) == set()
-    signers = {name: ("--allowed-signers", tmp_path / f"{name}.allowed") for name in ("ops", "other")}
     refused = b.gpuckpt("pull", "a:/srv/store/image", "/srv", *bare, *signers["other"])
     assert refused.status == 20
     assert "its signer is not among them" in refused.error["message"]
@@ -137,12 +142,16 @@ def test_over_the_wire(work, jobs, sshd):
     identity, recipient = age_key(work / "identity")
     job = jobs.python("memory.py", "private", work / "log", 64)
     wait_for_count(work / "log", 1)
-    rounds.dump(jobs, job.pid, work / "image", "--encrypt-to", recipient, "--level", "none")
+    signers = {name: signer(work, name) for name in ("ops", "other")}
+    sealing = ("--encrypt-to", recipient, "--sign-key", work / "ops")
+    rounds.dump(jobs, job.pid, work / "image", *sealing, "--level", "none")
     at_dump = numbers(work / "log")[-1]
     where = ("restore", f"far:{work}/image", *reach(sshd), *SETTLE)
-    refused = gpuckpt(*where)
-    assert (refused.status, refused.report["process"]) == (20, "untouched"), explain(refused)
-    restored = gpuckpt(*where, "--identity", identity)
+    for options in (signers["ops"], (*signers["other"], "--identity", identity)):
+        refused = gpuckpt(*where, *options)
+        assert (refused.status, refused.report["process"]) == (20, "untouched"), explain(refused)
+    restored = gpuckpt(*where, *signers["ops"], "--identity", identity)
+    assert restored.report["data"]["signed_by"]["principal"] == "ops@cluster"
     jobs.adopt(*restored.report["data"].get("pids", ()))
     assert restored.status == 0, explain(restored)
     assert restored.report["data"]["bytes_injected"] > 30 * MIB
@@ -211,4 +220,8 @@ def test_extract_gives_a_directory_for_criu(work, jobs):
     assert looked.status == 0, explain(looked)
     assert (work / "out" / "inventory.img").read_bytes()[:4] != b"GPUC"
     assert list((work / "out").glob("pages-*.img"))
+    assert "Dumping processes" in (work / "out" / "criu-dump.log").read_text()
+    restored = rounds.restore(jobs, work / "image", "--identity", identity, "--plain")
+    assert restored.report["data"]["bytes_injected"] == 0
+    goes_on(work / "log", numbers(work / "log")[-1], more=2)
     nothing_is_left()

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuckpt.flows import unsealing
+from gpuckpt.flows import capturing, unsealing
 from gpuckpt.flows.admission import Admission
+from gpuckpt.flows.sealing import Sealing
 from gpuckpt.images.framesource import verify_all
 from gpuckpt.images.packindex import read_index
 from gpuckpt.model import manifest as manifests
@@ -237,3 +238,25 @@ def test_a_host_can_demand_signatures_and_parses_nothing_before(here):
     for configuration, status in ((here / "config.toml", 20), (Path("/dev/null"), 60)):
         answer = gpuckpt("restore", here / "image", env={"GPUCKPT_CONFIG": str(configuration)})
         assert (answer.status, answer.report["process"]) == (status, "untouched"), answer.error
+
+
+@pytest.mark.parametrize("identity", ["identity", "wrong", None])
+def test_a_base_whose_packs_were_exchanged_is_not_taken_over(here, identity):
+    """Its open manifest can be made to fit them; a new image would be whole by its own words, and no restore would take it."""
+    age_key(here / "wrong")
+    pack = min((here / "image/packs").glob("*.zst"))
+    pack.write_bytes(bytes(pack.stat().st_size))
+    reforge(here / "image")
+    base = directory.open_image(here / "image")
+    try:
+        directory.verify(base)
+        notes: list[str] = []
+        sealing = Sealing.of(((here / "recipient").read_text(),))
+        found = capturing._read_base(base, 2, notes, here / identity if identity else None, sealing)
+        assert found is None
+        assert len(notes) == 1
+        assert {"identity": "is not what its name says", "wrong": "does not open", None: "no --identity"}[
+            identity
+        ] in notes[0]
+    finally:
+        base.close()

@@ -47,6 +47,16 @@ def test_what_is_encrypted_comes_back_and_looks_like_nothing(tmp_path):
         assert [bytes(reader.read(frame)) for frame in index.files["pages-1.img"]] == pieces
 
 
+def test_every_flipped_byte_of_a_pack_is_found(tmp_path):
+    index = pack(tmp_path / "one", [b"ab" * 20, b"c" * 30])
+    path = tmp_path / "one" / index.packs[0].file
+    stored = path.read_bytes()
+    for at in range(len(stored)):
+        path.write_bytes(stored[:at] + bytes([stored[at] ^ 1]) + stored[at + 1 :])
+        with packs.PackReader(tmp_path / "one", index) as reader, pytest.raises(ImageCorrupt, match="was altered"):
+            framesource.verify_all(reader, index)
+
+
 def test_equal_frames_of_two_packs_differ(tmp_path):
     one, two = (pack(tmp_path / name, [b"a" * 5000]) for name in ("one", "two"))
     assert one.packs[0].key != two.packs[0].key
