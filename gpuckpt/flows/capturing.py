@@ -346,14 +346,11 @@ def _read_base(
         notes.append(f"the base {base.path} shares nothing: {why_not}")
         return None
     try:
-        return sharing.Base(base.part("packs"), _index_of(base, identity), first)
-    except (ImageCorrupt, ImageTooNew, Refused, NotFound) as error:
-        notes.append(f"{base_not_used(base.path)}: {error.message}")
         index = _index_of(base, identity)
         _require_names_that_fit(base, index)
         return sharing.Base(base.part("packs"), index, first)
-    except (ImageCorrupt, Refused, NotFound) as error:
-        notes.append(f"the base {base.path} was not used: {error.message}")
+    except (ImageCorrupt, ImageTooNew, Refused, NotFound) as error:
+        notes.append(f"{base_not_used(base.path)}: {error.message}")
         return None
 
 

@@ -115,9 +115,8 @@ def dump(
             stack.callback(base.close)
         run = runs.begin("dump", facts.tree.ids, tell=repairing.teller(machine, notes))
         work = DumpWork(
-            request, machine, interruption, facts, findings, run, base, notes=notes, on_published=on_published
+            request, machine, interruption, facts, findings, run, base, sealing, notes=notes, on_published=on_published
         )
-        work = DumpWork(request, machine, interruption, facts, findings, run, base, sealing, notes=notes)
         around = hooks.Hooked(
             "dump", request.hooks, request.pid, str(request.image), run, machine, interruption, _nothing_touched
         )
