@@ -228,11 +228,12 @@ class DumpWork:
     def _hidden(self, partial: PartialImage) -> PartialImage:
         if self.sealing is None:
             return partial
-        self.notes += secretplace.notes(self.run.directory)
         try:
-            return self.sealing.hide(partial, self.run.directory)
+            hidden = self.sealing.hide(partial, self.run.directory)
         except OSError as error:
             raise DumpFailed(*dumporder.cause({}, error)) from None
+        self.notes += secretplace.notes(hidden.secret, self.run.directory)
+        return hidden
 
     def _prepare(self, partial: PartialImage) -> Capturing:
         known = len(self.notes)

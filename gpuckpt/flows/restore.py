@@ -233,8 +233,7 @@ class RestoreWork:
         came_up = False
         try:
             self.source.belongs_to(self.run)
-            if self.source.secret_place is not None:
-                self.notes += secretplace.notes(self.run.directory)
+            self.notes += secretplace.notes(self.source.secret_place, self.run.directory)
             self.packed = PackedMemory(self.image, self.source.open_frames) if is_packed(self.image) else None
             self._put_files_in_place()
             if self.request.wait and checks.needs_terminal(self.manifest.tree):

@@ -41,9 +41,9 @@ class SecretPlace:
             os.close(self.lock_fd)
 
 
-def notes(run_directory: Path) -> list[str]:
-    """What a person should know: CRIU's log lies in the directory of its run, and names files."""
-    if is_in_memory(run_directory):
+def notes(place: Path | None, run_directory: Path) -> list[str]:
+    """What a person should know where there is a secret place: CRIU's log, in the directory of its run, names files."""
+    if place is None or is_in_memory(run_directory):
         return []
     return [f"{runs.RUNTIME} is no tmpfs: the names of the job's files lay on a disk there meanwhile, in CRIU's log"]
 
