@@ -43,7 +43,7 @@ def test_a_criu_that_writes_itself_gets_nothing_to_write(tmp_path):
     request = DumpRequest(pid=1, image=tmp_path / "image", encrypt_to=sealing.recipients)
     partial = directory.PartialImage(tmp_path / "image", tmp_path / "image.partial", -1)
     with pytest.raises(Refused, match="cannot be encrypted"):
-        capturing.prepare(request, CriuProgram(version="3.14"), None, partial, None, [], sealing)
+        capturing.prepare(request, CriuProgram(version="3.14"), None, partial, None, [], sealing=sealing)
 
 
 @pytest.mark.parametrize(
