@@ -283,6 +283,7 @@ class RestoreWork:
             self.files_seen,
             # CRIU makes files that were deleted anew under their old names, for a moment.
             alone=self.request.own_pids and any(file.deleted for file in self.manifest.tree.files),
+            shared=self.request.clone,
             elsewhere=lambda path: checks.has_own_place(self.facts, path),
         )
         try:
