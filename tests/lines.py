@@ -43,8 +43,10 @@ class Line:
                 self._serve(far)
             far.close()
 
-        self.servers.append(threading.Thread(target=serve))
-        self.servers[-1].start()
+        # Lanes call from several threads at once: each must start its own.
+        server = threading.Thread(target=serve)
+        server.start()
+        self.servers.append(server)
         link = CutLink(ours, self.purse)
         return SimpleNamespace(link=link, close=link.close, end=lambda: (None, ""))
 

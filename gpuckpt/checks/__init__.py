@@ -22,7 +22,7 @@ from gpuckpt.checks.facts import (
     needed_ports,
     needed_unix_names,
 )
-from gpuckpt.checks.filechoice import Choice, chosen_files, writable_files
+from gpuckpt.checks.filechoice import Choice, appends_only, chosen_files, writable_files
 from gpuckpt.checks.fileplan import FileAct, file_acts
 from gpuckpt.checks.gpu_restore import resolve_map
 from gpuckpt.checks.objects import needs_terminal, restore_needs
@@ -43,6 +43,7 @@ __all__ = [
     "MemoryLimit",
     "RestoreFacts",
     "allow_error",
+    "appends_only",
     "blocking",
     "chosen_files",
     "file_acts",

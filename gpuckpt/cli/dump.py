@@ -55,6 +55,26 @@ def dump(
             help="Open files to save into the image (default: writable with --leave-running). May be repeated.",
         ),
     ] = None,
+    encrypt_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--encrypt-to",
+            metavar="RECIPIENT",
+            help="Encrypt the image to an age or ssh-ed25519 public key, or those in a file. May be repeated.",
+        ),
+    ] = None,
+    identity: Annotated[
+        str | None,
+        typer.Option("--identity", metavar="FILE", help="What opens an encrypted --base: as for `gpuckpt restore`."),
+    ] = None,
+    sign_key: Annotated[
+        str | None,
+        typer.Option(
+            "--sign-key",
+            metavar="FILE",
+            help="Sign the image with this OpenSSH key: a private one, or a public one whose other half an agent has.",
+        ),
+    ] = None,
     level: options.Level = "-1",
     workers: options.Workers = None,
     plain: Annotated[
@@ -156,6 +176,11 @@ def dump(
     _require_one("where the image goes", {"IMAGE": image, "--into": into})
     if series is not None and base is not None:
         raise UsageError("--base and --into are both given", "a series takes its newest image; leave --base out")
+    if plain and encrypt_to:
+        raise UsageError(
+            "--plain and --encrypt-to exclude each other: CRIU would write the memory to the disk as it is",
+            "leave one of them out",
+        )
     from gpuckpt.model.requests import DumpRequest  # noqa: PLC0415  --help and TAB need no request
 
     request = DumpRequest(
@@ -181,6 +206,9 @@ def dump(
         pid_file=None if pid_file is None else options.absolute(pid_file),
         unit=unit,
         metrics_file=None if metrics_file is None else options.absolute(metrics_file),
+        encrypt_to=tuple(encrypt_to or ()),
+        identity=None if identity is None else options.absolute(identity),
+        sign_key=None if sign_key is None else options.absolute(sign_key),
     )
     manner = Manner(as_json, quiet, verbose, dry_run, one_line=series is not None)
     return carry_out(manner, lambda listener: _run(request, listener), "dump")

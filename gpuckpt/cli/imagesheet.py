@@ -22,6 +22,8 @@ def image_verdict(data: dict[str, Any], findings: Iterable[Finding]) -> Text:
     where = f"on {words.safe(data['against'])}" if data.get("against") else "here"
     if data.get("verified") is False:
         return Text("damaged: it cannot be restored", BAD)
+    if (data.get("encrypted") or {}).get("opened") is False:
+        return Text("encrypted: whether it can be restored here shows only with --identity", UNSURE)
     if data.get("restorable") == "yes":
         return Text(f"can be restored {where}", GOOD)
     if data.get("restorable") == "no":
@@ -39,6 +41,8 @@ def image_facts(manifest: Manifest, data: dict[str, Any], *, now: float) -> Iter
     yield "dump", f"frozen {frozen}; the tree {'went on' if manifest.left_running else 'ended with it'}"
     yield "lineage", _lineage(manifest)
     yield "verified", _verified(data.get("verified"))
+    yield "signed", _signed(data.get("signed_by"))
+    yield "encrypted", _encrypted(data.get("encrypted"))
     for copy in data.get("protected") or ():
         yield "copy", _copy(copy, now)
     policy = {"keep": "kept (--tcp keep)", "close": "closed (--tcp close)"}.get(manifest.tcp, "")
@@ -70,6 +74,25 @@ def _verified(verified: Any) -> Cell:
     if verified is None:
         return Text("not now; --verify reads every byte", FAINT)
     return Text("every byte, just now", GOOD) if verified else Text("no: see the error", BAD)
+
+
+def _encrypted(encrypted: dict[str, Any] | None) -> Cell:
+    if encrypted is None:
+        return ""
+    if encrypted.get("opened"):
+        return Text("yes, and opened", GOOD)
+    return Text("yes: names, arguments, files and memory are sealed; --identity FILE shows them", UNSURE)
+
+
+def _signed(signed: dict[str, Any] | None) -> Cell:
+    if signed is None:
+        return ""
+    if signed.get("key") is None:
+        return Text("the signature does not fit: this is not what was signed", BAD)
+    key = words.safe(signed["key"])
+    if signed.get("principal") is None:
+        return f"with {key}; --allowed-signers FILE says whose that is"
+    return Text(f"by {words.safe(signed['principal'])}, with {key}", GOOD)
 
 
 def _lineage(manifest: Manifest) -> str:

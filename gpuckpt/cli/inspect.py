@@ -89,6 +89,8 @@ def inspect(
     timings: Annotated[bool, typer.Option("--timings", help="Show how long each phase of the dump took.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Show everything, and every check that passes.")] = False,
     keep_argv: options.KeepArgv = False,
+    identity: options.Identity = None,
+    allowed_signers: options.AllowedSigners = None,
     ways: Ways,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -112,7 +114,7 @@ def inspect(
     _refuse_comparisons(diff, against, local_image=is_image and where is None)
     asked = None if against is None else options.location(against)
     if where is not None:
-        _refuse_what_is_only_for_here(where, verify=verify, extract=extract)
+        _refuse_what_is_only_for_here(where, verify=verify, extract=extract, identity=identity)
     elif asked is None:
         ways.refuse_here()
     from gpuckpt.model.requests import InspectRequest  # noqa: PLC0415  --help and TAB need no request
@@ -127,6 +129,8 @@ def inspect(
         memory=memory or everything,
         diff=None if diff is None else options.absolute(diff),
         against=None if asked is None else ways.reach(asked.at("")),
+        identity=None if identity is None else options.absolute(identity),
+        allowed_signers=None if allowed_signers is None else options.absolute(allowed_signers),
     )
     manner = Manner(as_json, quiet, verbose, sections=sections, everything=everything)
     return carry_out(manner, lambda listener: _run(request, listener), "describe")
@@ -153,7 +157,9 @@ def _refuse_comparisons(diff: str | None, against: str | None, *, local_image: b
         raise UsageError("--diff and --against are both given", "ask one after the other")
 
 
-def _refuse_what_is_only_for_here(where: Location, *, verify: bool, extract: str | None) -> None:
+def _refuse_what_is_only_for_here(where: Location, *, verify: bool, extract: str | None, identity: str | None) -> None:
+    if identity is not None:
+        raise UsageError("--identity needs an image of this host", "gpuckpt pull it first, no key is needed for that")
     if extract is not None:
         raise UsageError("--extract needs an image of this host", "gpuckpt pull it first")
     if verify and not where.path:

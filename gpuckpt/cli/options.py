@@ -315,6 +315,22 @@ def reach(
     )
 
 
+Identity = Annotated[
+    str | None,
+    typer.Option(
+        "--identity",
+        metavar="FILE",
+        help="What opens an encrypted image: an age identity, or an SSH private key without a passphrase.",
+    ),
+]
+AllowedSigners = Annotated[
+    str | None,
+    typer.Option(
+        "--allowed-signers",
+        metavar="FILE",
+        help="Take only an image that one of these has signed (OpenSSH's allowed_signers, see ssh-keygen(1)).",
+    ),
+]
 Timeout = Annotated[
     float | None,
     typer.Option(

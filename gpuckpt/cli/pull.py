@@ -37,6 +37,7 @@ def pull(
     *,
     ways: Ways,
     verify_only: options.VerifyOnly = False,
+    allowed_signers: options.AllowedSigners = None,
     timeout: options.Timeout = None,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
@@ -58,6 +59,7 @@ def pull(
         directory=options.absolute(directory),
         verify_only=verify_only,
         timeout_seconds=timeout,
+        allowed_signers=None if allowed_signers is None else options.absolute(allowed_signers),
     )
     return carry_out(Manner(as_json, quiet, verbose), lambda listener: _run(request, listener), "moving")
 

@@ -52,15 +52,10 @@ def with_ways(shared: dict[str, Any]) -> Callable[[Callable[..., int]], Callable
             ways = Ways(**{name: given.pop(name) for name in shared})
             return command(**given, ways=ways)
 
-        # Not typing.get_type_hints: before Python 3.11 it puts what has the default None into another Optional, around
-        # Annotated, and Typer does not see any more that it is an argument.
-        hints = inspect.get_annotations(command, eval_str=True)
         told: list[inspect.Parameter] = []
-        for name, parameter in inspect.signature(command).parameters.items():
-            if name == "ways":
-                told += [_option(option, hint) for option, hint in shared.items()]
-            else:
-                told.append(parameter.replace(annotation=hints[name]))
+        # Not typing.get_type_hints: Python 3.10 hides an Annotated whose default is None in an Optional.
+        for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+            told += [_option(option, hint) for option, hint in shared.items()] if name == "ways" else [parameter]
         called.__name__, called.__doc__, called.__module__ = command.__name__, command.__doc__, command.__module__
         # Where Typer looks for what a command takes.
         called.__signature__ = inspect.Signature(told)  # type: ignore[attr-defined]

@@ -111,6 +111,8 @@ def restore(
         list[str] | None,
         typer.Option("--port", metavar="OLD=NEW", help="Bind NEW where the tree was bound to OLD. May be repeated."),
     ] = None,
+    identity: options.Identity = None,
+    allowed_signers: options.AllowedSigners = None,
     dry_run: options.DryRun = False,
     allow: options.Allow = None,
     timeout: options.Timeout = None,
@@ -180,6 +182,8 @@ def restore(
             netns=options.network(netns),
             ports=options.ports(port),
             clone=clone,
+            identity=None if identity is None else options.absolute(identity),
+            allowed_signers=None if allowed_signers is None else options.absolute(allowed_signers),
         )
     manner = Manner(as_json, quiet, verbose, dry_run, shares_terminal=wait)
     return carry_out(manner, lambda listener: _run(request, listener), "restore" if tree is None else "repair")

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from gpuckpt.flows import unsealing
 from gpuckpt.images import cuts, packs, sharing
 from gpuckpt.images.capture import Capture, Settings
 from gpuckpt.images.packindex import MAX_INDEX_BYTES
-from gpuckpt.model.errors import DumpFailed, GpuckptError, ImageCorrupt, ImageTooNew
+from gpuckpt.model.errors import DumpFailed, GpuckptError, ImageCorrupt, ImageTooNew, NotFound, Refused
 from gpuckpt.model.manifest import Part
+from gpuckpt.model.redacted import is_encrypted
 from gpuckpt.owner import hostchanges
 from gpuckpt.stores import directory
 from gpuckpt.system import procfs
@@ -25,7 +27,9 @@ if TYPE_CHECKING:
 
     from gpuckpt.flows.farpacks import FarPacks
     from gpuckpt.flows.interruption import Interruption
+    from gpuckpt.flows.sealing import Sealing
     from gpuckpt.images.cuts import Cuts
+    from gpuckpt.images.packindex import Index
     from gpuckpt.images.sharing import Base
     from gpuckpt.model.facts import CriuProgram
     from gpuckpt.model.requests import DumpRequest
@@ -51,6 +55,8 @@ class Content:
     """What a complete capture has put into the image."""
 
     parts: tuple[Part, ...]
+    stored: tuple[Part, ...]
+    """The same as they lie in the image: where that is encrypted, others."""
     requires: tuple[str, ...]
     """Features that a reader must know."""
     bytes_raw: int
@@ -110,7 +116,7 @@ class Plain:
         """Digest every file."""
         parts = directory.describe_parts(partial.path, going_on)
         memory = [part for part in parts if not part.path.startswith(f"{partial.files.name}/")]
-        return Content(parts, ("criu-files",), directory.sizes(memory))
+        return Content(parts, parts, ("criu-files",), directory.sizes(memory))
 
     def trouble(self) -> None:
         """CRIU's log knows all."""
@@ -135,6 +141,7 @@ class Streamed:
     """What is found out on the way goes there."""
     far: FarPacks | None = None
     """The packs grow on another host."""
+    sealing: Sealing | None = None
     streamed: bool = True
     _seen_bytes: int = 0
     _seen_at: float = field(default_factory=time.monotonic)
@@ -175,19 +182,24 @@ class Streamed:
         with _telling():
             captured = self.capture.finish()
         going_on()
-        joined = sharing.join(captured, self.base, self.packs, elsewhere=self.far is not None)
+        digest_key = self.sealing.digest_key if self.sealing is not None else b""
+        joined = sharing.join(captured, self.base, self.packs, digest_key, elsewhere=self.far is not None)
         raw = packs.encode(joined.index)
         if len(raw) > MAX_INDEX_BYTES:
             raise DumpFailed("the memory is in more pieces than an index can hold", "dump with --plain")
-        _write(self.packs / packs.NAME, raw)
         folder = self.packs.name
+        index = partial.hidden / folder / packs.NAME
+        index.parent.mkdir(mode=0o700, exist_ok=True)
+        _write(index, raw)
         parts = [Part(f"{partial.criu.name}/{one.name}", one.size, one.blake3) for one in captured.small]
         parts += [Part(f"{folder}/{one.file}", one.size, one.name) for one in joined.index.packs]
-        parts.append(Part(f"{folder}/{packs.NAME}", len(raw), directory.digest(self.packs / packs.NAME)))
+        parts.append(Part(f"{folder}/{packs.NAME}", len(raw), directory.digest(index)))
         small = sum(one.size for one in captured.small)
-        files = directory.describe_parts(partial.path, going_on, below=partial.files)
+        files = directory.describe_parts(partial.hidden, going_on, below=partial.files)
+        every = tuple(sorted((*parts, *files), key=lambda part: part.path))
         return Content(
-            parts=tuple(sorted((*parts, *files), key=lambda part: part.path)),
+            parts=every,
+            stored=every if self.sealing is None else self.sealing.seal(partial, every, going_on),
             requires=("packs",),
             bytes_raw=joined.index.raw_bytes() + small,
             bytes_shared=joined.shared,
@@ -244,19 +256,26 @@ def prepare(
     base: Image | None,
     notes: list[str],
     far: FarPacks | None = None,
+    sealing: Sealing | None = None,
 ) -> Capturing:
-    """The way this dump goes; when it cannot be the streamed one, `notes` gets the reason. Raises OSError.
+    """The way this dump goes; when it cannot be the streamed one, `notes` gets the reason.
 
-    With `far` the packs of a streamed one grow on another host.
+    With `far` the packs of a streamed one grow on another host. Raises OSError; Refused where an image that shall be
+    encrypted cannot be streamed.
     """
     why = "--plain" if request.plain else why_not_streamed(program)
     if not why:
         try:
-            return _streamed(request, run, partial, base, notes, far)
+            return _streamed(request, run, partial, base, notes, far, sealing)
         except OSError as error:
             if error.filename is not None and Path(str(error.filename)).is_relative_to(partial.path):
                 raise  # the image's own file system: the plain path would fail there too
             why = error.strerror or str(error)
+    if sealing is not None:
+        raise Refused(
+            f"the image cannot be encrypted: CRIU would write it to the disk itself ({why})",
+            "dump without --encrypt-to, or install a newer CRIU",
+        )
     if not request.plain:
         notes.append(f"CRIU wrote the image itself, without compression: streaming is not possible ({why})")
     if base is not None:
@@ -271,14 +290,23 @@ def why_not_streamed(program: CriuProgram) -> str:
 
 
 def _streamed(
-    request: DumpRequest, run: Run, partial: PartialImage, base: Image | None, notes: list[str], far: FarPacks | None
+    request: DumpRequest,
+    run: Run,
+    partial: PartialImage,
+    base: Image | None,
+    notes: list[str],
+    far: FarPacks | None,
+    sealing: Sealing | None,
 ) -> Streamed:
     workers = far.count if far is not None else request.workers or default_workers()
-    settings = Settings(workers, request.level, digest_later=request.leave_running)
+    shared = _read_base(base, workers, notes, request.identity, sealing) if base is not None else None
+    if sealing is not None and shared is not None:
+        sealing.digest_key = shared.index.digest_key
+    digest_key = sealing.digest_key if sealing is not None else b""
+    settings = Settings(workers, request.level, digest_later=request.leave_running, digest_key=digest_key)
     images, target = run.directory / "stream", partial.path / "packs"
     images.mkdir(mode=0o700)
     target.mkdir(mode=0o700)
-    shared = _read_base(base, settings.workers, notes) if base is not None else None
     notes += hostchanges.raise_pipe_limit(run.directory)
     try:
         capture = Capture(
@@ -294,7 +322,7 @@ def _streamed(
         hostchanges.put_back(run.directory, (PIPE_SIZE,))
         shutil.rmtree(target, ignore_errors=True)
         raise
-    return Streamed(images, capture, target, shared, run.directory, notes, far)
+    return Streamed(images, capture, target, shared, run.directory, notes, far, sealing)
 
 
 def default_workers() -> int:
@@ -310,15 +338,34 @@ def _cuts(pid: int, base: Base | None) -> Cuts | None:
     return cuts.cut(pid, layout.mappings, layout.runs, base.index.windows if base is not None else ())
 
 
-def _read_base(base: Image, first: int, notes: list[str]) -> Base | None:
-    if "packs" not in base.manifest.requires:
-        notes.append(f"the base {base.path} shares nothing: it was made with --plain")
+def _read_base(
+    base: Image, first: int, notes: list[str], identity: Path | None, sealing: Sealing | None
+) -> Base | None:
+    why_not = unsealing.why_not_shared(base.manifest, identity, encrypted=sealing is not None)
+    if why_not:
+        notes.append(f"the base {base.path} shares nothing: {why_not}")
         return None
     try:
-        return sharing.Base(base.part("packs"), packs.read_index(base.part(f"packs/{packs.NAME}")), first)
-    except (ImageCorrupt, ImageTooNew) as error:
+        index = _index_of(base, identity)
+        _require_names_that_fit(base, index)
+        return sharing.Base(base.part("packs"), index, first)
+    except (ImageCorrupt, ImageTooNew, Refused, NotFound) as error:
         notes.append(f"{base_not_used(base.path)}: {error.message}")
         return None
+
+
+def _require_names_that_fit(base: Image, index: Index) -> None:
+    """A pack that is taken over counts by its name: it must be what the base was verified by. Raises ImageCorrupt."""
+    verified = {part.path: part.blake3 for part in base.manifest.parts}
+    for pack in index.packs:
+        if verified.get(f"packs/{pack.file}") != pack.name:
+            raise ImageCorrupt(f"packs/{pack.file} is not what its name says", "dump without --base")
+
+
+def _index_of(base: Image, identity: Path | None) -> Index:
+    if identity is None or not is_encrypted(base.manifest):
+        return packs.read_index(base.part(f"packs/{packs.NAME}"))
+    return unsealing.read_index(base, unsealing.image_key(base, identity))
 
 
 def base_not_used(base: Path) -> str:

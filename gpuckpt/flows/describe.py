@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuckpt import checks
-from gpuckpt.flows import gather, listing, openfiles
+from gpuckpt.flows import gather, listing, openfiles, unsealing, verifying
+from gpuckpt.flows.admission import Admission, signed_by
 from gpuckpt.flows.interruption import BrokenOff
+from gpuckpt.flows.leandir import is_packed
+from gpuckpt.flows.unsealing import View
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import ImageCorrupt, Interrupted, Refused
 from gpuckpt.model.jsonform import to_json
+from gpuckpt.model.redacted import is_encrypted
 from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.model.requests import DumpRequest, RestoreRequest
 from gpuckpt.owner import hostchanges, runs
@@ -49,27 +53,54 @@ def inspect(request: InspectRequest, machine: Machine, interruption: Interruptio
 
 
 def _inspect_image(target: Path, request: InspectRequest, machine: Machine, interruption: Interruption) -> Report:
-    image = directory.open_image(target)
+    admission = Admission.of(request.allowed_signers)
+    view = _view(target, admission, request)
+    image = view.image
     try:
         if request.verify:
             machine.listener(Event("verify", "begin"))
-            _verify(image, interruption)
-        commands = _extract(image, request.extract, machine, interruption) if request.extract else []
-        findings = _judge(image, request, machine, interruption)
+            _verify(view, interruption)
+        _require_open(view, request)
+        commands = _extract(view, request.extract, machine, interruption) if request.extract else []
+        findings = _judge(view, request, machine, interruption)
         data = {
             "kind": "image",
             "path": str(target),
             "manifest": to_json(image.manifest),
             "verified": True if request.verify else None,
-            "restorable": _verdict(findings),
-            "bytes_on_disk": image.bytes_on_disk(),
-            "protected": to_json(protection.read(image.root)),
+            "restorable": _verdict(findings) if view.is_open else None,
+            "encrypted": None if view.is_plain else {"opened": view.is_open},
+            "bytes_on_disk": view.stored.bytes_on_disk(),
+            "signed_by": signed_by(view.stored.raw_manifest(), view.stored.signature, admission),
+            "protected": to_json(protection.read(view.stored.root)),
             "extracted": {"path": str(request.extract), "commands": commands} if request.extract else None,
             **_asked_for(image, request, interruption),
         }
         return _report(data, findings, request)
     finally:
-        image.close()
+        view.close()
+
+
+def _require_open(view: View, request: InspectRequest) -> None:
+    """Without the key an image would seem to need nothing, and to differ in everything."""
+    asked = {"--memory": request.memory, "--diff": request.diff, "--against": request.against}
+    for option, value in asked.items():
+        if value and not view.is_open:
+            raise Refused(
+                f"{option} needs all of {view.stored.path}, which is encrypted", "name a key: --identity FILE"
+            )
+
+
+def _view(target: Path, admission: Admission | None, request: InspectRequest) -> View:
+    """Opened where there is a key; else an encrypted image shows what is not secret. Raises GpuckptError."""
+    stored = directory.open_image(target, admission)
+    if not is_encrypted(stored.manifest) or (request.identity is None and request.extract is None):
+        return View(stored, stored)
+    try:
+        return unsealing.opened(stored, request.identity)
+    except BaseException:
+        stored.close()
+        raise
 
 
 def _report(data: dict[str, Any], findings: tuple[Finding, ...], request: InspectRequest) -> Report:
@@ -81,14 +112,15 @@ def _report(data: dict[str, Any], findings: tuple[Finding, ...], request: Inspec
     return Report("inspect", "refused", "untouched", data, findings, Refused(refusal.message, hint))
 
 
-def _judge(
-    image: directory.Image, request: InspectRequest, machine: Machine, interruption: Interruption
-) -> tuple[Finding, ...]:
-    """Every check of a restore, here or where it is asked about."""
+def _judge(view: View, request: InspectRequest, machine: Machine, interruption: Interruption) -> tuple[Finding, ...]:
+    """Every check of a restore, here or where it is asked about; nothing where what they need is sealed."""
+    if not view.is_open:
+        return ()
+    image = view.image
     if request.against is not None:
         from gpuckpt.flows import judging  # noqa: PLC0415
 
-        return judging.ask(request.against, image.part(manifests.NAME).read_bytes())
+        return judging.ask(request.against, manifests.encode(image.manifest))
     here = _compare(image, interruption)
     facts = gather.restore_facts(RestoreRequest(image=image.path), image.manifest, machine, here)
     return checks.judge(checks.RESTORE_CHECKS, facts, frozenset())
@@ -105,10 +137,22 @@ def _asked_for(image: directory.Image, request: InspectRequest, interruption: In
         if request.memory:
             found["memory"] = to_json(_unless_broken_off(lambda: comparing.picture(image, interruption.check)))
         if request.diff is not None:
-            with closing(directory.open_image(request.diff)) as other:
-                compared = _unless_broken_off(lambda: comparing.compare(image, other, interruption.check))
+            with closing(_other(request.diff, request)) as other:
+                compared = _unless_broken_off(lambda: comparing.compare(image, other.image, interruption.check))
             found["diff"] = to_json(compared)
     return found
+
+
+def _other(path: Path, request: InspectRequest) -> View:
+    """The image that another is compared with, opened by the same key where it needs one. Raises GpuckptError."""
+    stored = directory.open_image(path)
+    if not is_encrypted(stored.manifest):
+        return View(stored, stored)
+    try:
+        return unsealing.opened(stored, request.identity)
+    except BaseException:
+        stored.close()
+        raise
 
 
 def _unless_broken_off(look: Callable[[], T]) -> T:
@@ -119,12 +163,12 @@ def _unless_broken_off(look: Callable[[], T]) -> T:
         raise Interrupted(number, "broken off while looking at the memory", process="untouched") from None
 
 
-def _extract(image: directory.Image, target: Path, machine: Machine, interruption: Interruption) -> list[str]:
+def _extract(view: View, target: Path, machine: Machine, interruption: Interruption) -> list[str]:
     from gpuckpt.flows import extract as extracting  # noqa: PLC0415
 
     machine.listener(Event("extract", "begin"))
     try:
-        return extracting.extract(image, target, interruption)
+        return extracting.extract(view, target, interruption)
     except BrokenOff as trouble:
         number = trouble.signal_number or signal.SIGINT
         raise Interrupted(number, "broken off; what was extracted is removed", process="untouched") from None
@@ -140,9 +184,12 @@ def _compare(image: directory.Image, interruption: Interruption) -> dict[str, Ca
         raise Interrupted(number, "broken off while files were compared", process="untouched") from None
 
 
-def _verify(image: directory.Image, interruption: Interruption) -> None:
+def _verify(view: View, interruption: Interruption) -> None:
+    """Every byte as it is stored; what a key can open, it must open, too."""
     try:
-        directory.verify(image, interruption.check)
+        directory.verify(view.stored, interruption.check)
+        if view.place is not None and is_packed(view.image):
+            verifying.verify_frames(view, interruption)
     except BrokenOff as trouble:
         if trouble.signal_number is None:
             raise ImageCorrupt(f"not verified: {trouble.why}") from None

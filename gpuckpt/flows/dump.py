@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt import __version__, checks
-from gpuckpt.flows import capturing, dumporder, gather, hooks, openfiles, settle
+from gpuckpt.flows import capturing, dumporder, gather, hooks, openfiles, secretplace, settle
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.conversation import (
     REAP_SECONDS,
@@ -34,6 +34,8 @@ from gpuckpt.flows.conversation import (
     words_for_seen,
 )
 from gpuckpt.flows.interruption import BrokenOff
+from gpuckpt.flows.sealing import Sealing
+from gpuckpt.flows.unsealing import LOG
 from gpuckpt.images import captured as captured_files
 from gpuckpt.images import criuformat
 from gpuckpt.model import manifest as manifests
@@ -53,7 +55,7 @@ from gpuckpt.owner import journal, runs
 from gpuckpt.owner.handle import OWNER_LOG, OwnerHandle
 from gpuckpt.owner.messages import DumpOrder, Given, PeerGone, TreeOrder
 from gpuckpt.stores import directory
-from gpuckpt.system import procfs
+from gpuckpt.system import procfs, signatures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,6 +89,9 @@ def dump(
     goes on.
     """
     runs.refuse_busy(procfs.tree_ids(gather.identify(request.pid)))
+    if request.sign_key is not None:
+        signatures.require_usable(request.sign_key)
+    sealing = Sealing.of(request.encrypt_to)
     facts = gather.dump_facts(request, machine)
     findings = hooks.before_it(checks.judge(checks.DUMP_CHECKS, facts, request.allow), "dump", request.hooks)
     refusal = checks.refusal(findings)
@@ -110,7 +115,7 @@ def dump(
             stack.callback(base.close)
         run = runs.begin("dump", facts.tree.ids, tell=repairing.teller(machine, notes))
         work = DumpWork(
-            request, machine, interruption, facts, findings, run, base, notes=notes, on_published=on_published
+            request, machine, interruption, facts, findings, run, base, sealing, notes=notes, on_published=on_published
         )
         around = hooks.Hooked(
             "dump", request.hooks, request.pid, str(request.image), run, machine, interruption, _nothing_touched
@@ -165,6 +170,7 @@ class DumpWork:
     findings: tuple[Finding, ...]
     run: Run
     base: Image | None = None
+    sealing: Sealing | None = None
     tree_is_held: bool = False
     notes: list[str] = field(default_factory=list)
     on_published: Callable[[], None] = lambda: None
@@ -199,6 +205,7 @@ class DumpWork:
         """Suspend, capture, publish, commit; any failure ends in the unwind and says what was seen."""
         partial = self._create_partial()
         try:
+            partial = self._hidden(partial)
             self.way = self._prepare(partial)
             try:
                 with OwnerHandle(self.run) as owner:
@@ -213,14 +220,28 @@ class DumpWork:
             self._put_away(partial)
 
     def _put_away(self, partial: PartialImage) -> None:
+        if self.sealing is not None:
+            self.sealing.close()
         if not self.published:
             partial.discard()
+
+    def _hidden(self, partial: PartialImage) -> PartialImage:
+        if self.sealing is None:
+            return partial
+        try:
+            hidden = self.sealing.hide(partial, self.run.directory)
+        except OSError as error:
+            raise DumpFailed(*dumporder.cause({}, error)) from None
+        self.notes += secretplace.notes(hidden.secret, self.run.directory)
+        return hidden
 
     def _prepare(self, partial: PartialImage) -> Capturing:
         known = len(self.notes)
         try:
             program = self.facts.host.criu
-            way = capturing.prepare(self.request, program, self.run, partial, self.base, self.notes, self.far)
+            way = capturing.prepare(
+                self.request, program, self.run, partial, self.base, self.notes, self.far, self.sealing
+            )
         except OSError as error:
             raise DumpFailed(*dumporder.cause({}, error)) from None
         for note in self.notes[known:]:
@@ -330,7 +351,7 @@ class DumpWork:
         """Digest, write down, sync, rename. `done` is the owner's word when the tree goes on already."""
         check = self.interruption.check if done is None else lambda: None
         raw = self._compose(capture, done, check, capture.partial.sync_parts)
-        capture.partial.publish(raw)
+        capture.partial.publish(raw, self._signature(raw))
         self.published = True
         self.on_published()
 
@@ -343,17 +364,23 @@ class DumpWork:
         partial = capture.partial
         refuse_other_processes(partial.criu, capture.tree)
         content = self.way.content(partial, check)
-        _copy_log(Path(capture.said["log"]), partial.path / "criu-dump.log")
+        _copy_log(Path(capture.said["log"]), partial, self.sealing)
         seal()
         check()
         seconds = {**capture.said["seconds"], **(done["seconds"] if done else {})}
         seconds |= {"files": capture.files.seconds} if capture.files.files else {}
         seconds["publish"] = time.monotonic() - began
         self.manifest = self._manifest(capture, content, seconds, done)
-        raw = manifests.encode(self.manifest)
+        stored = content.stored
+        public = self.manifest if self.sealing is None else self.sealing.manifest(partial, self.manifest, stored)
+        raw = manifests.encode(public)
         # What cannot be read again may not be called an image: the tree goes on.
         manifests.decode(raw, str(self.request.image / manifests.NAME))
         return raw
+
+    def _signature(self, raw_manifest: bytes) -> bytes:
+        key = self.request.sign_key
+        return b"" if key is None else signatures.sign(key, raw_manifest)
 
     def _manifest(
         self,
@@ -368,7 +395,7 @@ class DumpWork:
         return Manifest(
             format=manifests.FORMAT,
             requires=(*content.requires, *(("open-files",) if capture.files.files else ())),
-            image_id=self.image_id,
+            image_id=self.image_id if self.sealing is None else self.sealing.image_id,
             created=created,
             gpuckpt=__version__,
             host=self.facts.host,
@@ -388,7 +415,7 @@ class DumpWork:
             frozen_seconds=done["frozen_seconds"] if done else sum(seconds.values()),
             stopped_seconds=done["stopped_seconds"] if done else sum(seconds.values()),
             bytes_raw=content.bytes_raw,
-            bytes_stored=directory.sizes(content.parts),
+            bytes_stored=directory.sizes(content.stored),
             bytes_shared=content.bytes_shared,
             allowed=tuple(finding.id for finding in self.findings if finding.allowed),
             notes=(*self.notes, *content.notes),
@@ -515,9 +542,13 @@ class DumpWork:
         raise self._held(why, message)
 
 
-def _copy_log(log: Path, target: Path) -> None:
+def _copy_log(log: Path, partial: PartialImage, sealing: Sealing | None) -> None:
     """CRIU's log travels along; it is no part of the digests, and its loss costs nothing."""
     with contextlib.suppress(OSError):
+        if sealing is not None:
+            sealing.seal_bytes(partial, LOG, log.read_bytes())
+            return
+        target = partial.path / LOG
         shutil.copyfile(log, target)
         target.chmod(0o600)
 

@@ -6,10 +6,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt.flows import far
+from gpuckpt.flows.admission import Admission, signed_by
 from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.model.errors import Interrupted, MachineLacks, TransferFailed
 from gpuckpt.model.facts import Host
 from gpuckpt.model.jsonform import FormError, from_json, to_json
+from gpuckpt.model.redacted import is_encrypted
 from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.stores.ssh import SshStore
 from gpuckpt.system.links import LinkLost
@@ -40,7 +42,8 @@ def inspect(request: InspectRequest, reach: Reach, machine: Machine, interruptio
 def _image(
     store: SshStore | SftpStore, request: InspectRequest, reach: Reach, machine: Machine, interruption: Interruption
 ) -> Report:
-    offer = store.offer(reach.location.path)
+    admission = Admission.of(request.allowed_signers)
+    offer = store.offer(reach.location.path, admission)
     verified = None
     if request.verify:
         machine.listener(Event("verify", "begin"))
@@ -60,6 +63,8 @@ def _image(
         "verified": True if verified else None,
         "verified_by": verified,
         "restorable": None,
+        "encrypted": {"opened": False} if is_encrypted(offer.manifest) else None,
+        "signed_by": signed_by(offer.raw_manifest, offer.signature, admission),
     }
     return Report("inspect", "ok", "untouched", data)
 

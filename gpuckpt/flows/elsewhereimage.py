@@ -15,14 +15,14 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpuckpt.flows import verifying
+from gpuckpt.flows import unsealing, verifying
+from gpuckpt.flows.admission import Admission
 from gpuckpt.flows.attempts import Ends, Run
 from gpuckpt.flows.farimage import FarFrames, FarImage, Opened, begins_again
 from gpuckpt.flows.lanes import lane_count
 from gpuckpt.flows.leandir import is_packed
 from gpuckpt.flows.reconnecting import LOOK_SECONDS, unwaited
 from gpuckpt.flows.spool import spool
-from gpuckpt.images.packs import PackReader
 from gpuckpt.model.errors import ImageCorrupt, Interrupted, TransferFailed
 from gpuckpt.model.report import Event
 from gpuckpt.owner import runs
@@ -60,6 +60,7 @@ class Elsewhere:
     """An image on another host."""
 
     image: Image
+    admission: Admission | None = None
 
     def __init__(
         self, request: RestoreRequest, far: FarImage, place: Spool, machine: Machine, look: Interruption
@@ -85,9 +86,11 @@ class Elsewhere:
             machine.listener(Event("transfer", "note", words))
 
         with spool() as place, contextlib.ExitStack() as stack:
-            far = FarImage(reach, tell)
+            admission = Admission.of(request.allowed_signers)
+            far = FarImage(reach, tell, admit=admission)
             stack.callback(far.end)
             source = cls(request, far, place, machine, interruption)
+            source.admission = admission
             stack.callback(source.close)
             yield source
 
@@ -111,7 +114,8 @@ class Elsewhere:
         self.notes += [note for note in run.tally.notes if note not in self.notes]
         self._fetched_bytes += run.tally.sent
         self._seconds += sum(run.tally.seconds.values())
-        self.image = directory.open_image(self._place.path / name)
+        self._view = unsealing.open_image(self._place.path / name, None, self.request.identity)
+        self.image = self._view.image
         self.request = replace(self.request, image=self.image.path)
 
     def _arrival(self, opened: Opened, name: str) -> DirectoryArrival:
@@ -134,13 +138,13 @@ class Elsewhere:
         why = self._why_whole()
         if not why:
             return
-        small = self.image
+        small = self._view
         shutil.rmtree(self._place.path / SMALL)
         self._fetch(WHOLE)
         small.close()
         self._whole = True
         if is_packed(self.image) and verifying.needs_all_frames(self.image, self.request):
-            verifying.verify_frames(self.image, interruption)
+            verifying.verify_frames(self._view, interruption)
         self.notes.append(f"the whole image was fetched to {self._place.path} for the time of the restore: {why}")
 
     def _why_whole(self) -> str:
@@ -155,18 +159,19 @@ class Elsewhere:
     def belongs_to(self, run: OwnRun) -> None:
         """The owner removes what was fetched, should we be killed."""
         (run.directory / runs.FETCHED).symlink_to(self._place.path)
+        self._view.belongs_to(run.directory)
 
-    def open_frames(self, packs: Path, index: Index) -> FrameSource:
+    def open_frames(self, index: Index) -> FrameSource:
         """Over the wire, where they were not fetched."""
         if self._whole:
-            return PackReader(packs, index)
+            return self._view.open_packs(index)
         self._expected_bytes = sum(frame.stored for frames in index.files.values() for frame in frames)
         opened = unwaited(self._far.insist, self._interruption.check, lambda _opened: None)
 
         def connections(size: int) -> int:
             return lane_count(self._far.reach.connections, opened.round_trip_seconds, size, count_pieces(size))
 
-        return FarFrames(self._far, self.image.manifest, index, connections, self._interruption.check)
+        return FarFrames(self._far, self._view.stored.manifest, index, connections, self._interruption.check)
 
     def show_progress(self) -> None:
         """The bytes that have come over the wire."""
@@ -177,7 +182,9 @@ class Elsewhere:
 
     def report(self) -> dict[str, Any]:
         """What came over the wire."""
+        signed = {} if self.admission is None else {"signed_by": self.admission.report()}
         return {
+            **signed,
             "bytes_fetched": self._fetched_bytes + self._far.received_bytes,
             "connections": max(1, self._far.connections),
         }
@@ -189,14 +196,19 @@ class Elsewhere:
 
     def close(self) -> None:
         """Let the small files go."""
-        self.image.close()
+        self._view.close()
+
+    @property
+    def secret_place(self) -> Path | None:
+        """Where its small files lie in clear, of an encrypted one."""
+        return self._view.place.path if self._view.place is not None else None
 
     def let_go(self) -> None:
         """The tree is up: neither the other side nor the memory are needed any more."""
         self._far.end()
-        for part in memory_of(self.image.manifest):
+        for part in memory_of(self._view.stored.manifest):
             with contextlib.suppress(OSError):
-                self.image.part(part).unlink()
+                self._view.stored.part(part).unlink()
 
 
 class _Kept:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpuckpt.images.packindex import Frame, Index
     from gpuckpt.model.manifest import Manifest
     from gpuckpt.model.requests import Reach
+    from gpuckpt.stores.directory import Admit
     from gpuckpt.stores.protocol import Offer, Reader, Store
 
 Work = TypeVar("Work")
@@ -62,9 +63,10 @@ class FarImage:
         reach: Reach,
         tell: Callable[[str], None],
         connect: Callable[[Reach, Pace | None], Store] = far.connect,
+        admit: Admit | None = None,
     ) -> None:
-        """`tell` hears that a connection broke."""
-        self._connect = connect
+        """`tell` hears that a connection broke; `admit` lets the image pass, or raises."""
+        self._connect, self._admit = connect, admit
         self.reach = reach
         self.pace = Pace(reach.bytes_per_second) if reach.bytes_per_second else None
         self.received_bytes = 0
@@ -99,7 +101,7 @@ class FarImage:
     def _open(self) -> Opened:
         store = self._connect(self.reach, self.pace)
         try:
-            offer = store.offer(self.reach.location.path)
+            offer = store.offer(self.reach.location.path, self._admit)
             self._require_same(offer.raw_manifest)
             return Opened(store, offer, store.round_trip_seconds())
         except BaseException:

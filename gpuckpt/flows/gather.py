@@ -21,6 +21,7 @@ from gpuckpt.checks import (
     needed_ports,
     needed_unix_names,
 )
+from gpuckpt.flows import unsealing
 from gpuckpt.model.errors import DumpFailed, GpuckptError, MachineLacks, NotFound, Refused
 from gpuckpt.model.facts import GpuUse, Host, Process, ProcessId, Tree
 from gpuckpt.model.manifest import Lineage
@@ -200,7 +201,8 @@ def _shareable_bytes(request: DumpRequest) -> int | None:
     except (OSError, GpuckptError):
         return None  # the dump says why when it opens the base itself
     base.close()
-    return base.manifest.bytes_raw if "packs" in base.manifest.requires else None
+    why_not = unsealing.why_not_shared(base.manifest, request.identity, encrypted=bool(request.encrypt_to))
+    return None if why_not else base.manifest.bytes_raw
 
 
 def _tracer(pid: int) -> str:

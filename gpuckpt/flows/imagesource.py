@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpuckpt.flows import verifying
-from gpuckpt.images.packs import PackReader
-from gpuckpt.stores import directory
+from gpuckpt.flows import unsealing, verifying
+from gpuckpt.flows.admission import Admission
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
+    from gpuckpt.flows.unsealing import View
     from gpuckpt.images.framesource import FrameSource
     from gpuckpt.images.packindex import Index
     from gpuckpt.model.requests import RestoreRequest
@@ -30,7 +30,7 @@ class ImageSource(Protocol):
     """The image of one restore, open."""
 
     image: Image
-    """Here, as far as it is here: not its packs where `open_frames` gets them from elsewhere."""
+    """Here and in clear, as far as that: not its packs, which `open_frames` gets."""
     request: RestoreRequest
     """With the place of `image` in it."""
     notes: list[str]
@@ -47,7 +47,7 @@ class ImageSource(Protocol):
     def belongs_to(self, run: Run) -> None:
         """Whoever ends that run after a crash removes what was fetched for it."""
 
-    def open_frames(self, packs: Path, index: Index) -> FrameSource:
+    def open_frames(self, index: Index) -> FrameSource:
         """The frames of the index. Raises ImageCorrupt, GpuckptError."""
 
     def show_progress(self) -> None:
@@ -60,6 +60,10 @@ class ImageSource(Protocol):
     def seconds(self) -> dict[str, float]:
         """Phases before the owner's."""
 
+    @property
+    def secret_place(self) -> Path | None:
+        """Where what CRIU reads must lie, in memory: of an encrypted image."""
+
     def let_go(self) -> None:
         """The tree is up: only its small files are still needed."""
 
@@ -67,35 +71,41 @@ class ImageSource(Protocol):
 class Here:
     """An image in a directory of this host."""
 
-    def __init__(self, request: RestoreRequest, image: Image) -> None:
-        self.request, self.image = request, image
+    def __init__(self, request: RestoreRequest, view: View, admission: Admission | None = None) -> None:
+        self.request, self.image, self._view, self._admission = request, view.image, view, admission
         self.notes: list[str] = []
 
     def verify(self, interruption: Interruption) -> None:
         """All of it that is not verified as it is used."""
-        verifying.verify_before_restore(self.image, self.request, interruption)
+        verifying.verify_before_restore(self._view, self.request, interruption)
 
     def complete(self, interruption: Interruption) -> None:
         """It is."""
 
     def belongs_to(self, run: Run) -> None:
-        """Nothing was fetched."""
+        """Only what of it lies in clear."""
+        self._view.belongs_to(run.directory)
 
-    def open_frames(self, packs: Path, index: Index) -> FrameSource:
+    def open_frames(self, index: Index) -> FrameSource:
         """From its packs."""
-        return PackReader(packs, index)
+        return self._view.open_packs(index)
 
     def show_progress(self) -> None:
         """It is quick."""
 
     def report(self) -> dict[str, Any]:
-        """Nothing more."""
-        return {}
+        """Who signed it, where that was asked."""
+        return {} if self._admission is None else {"signed_by": self._admission.report()}
 
     @property
     def seconds(self) -> dict[str, float]:
         """None."""
         return {}
+
+    @property
+    def secret_place(self) -> Path | None:
+        """Where the rest of it lies in clear."""
+        return self._view.place.path if self._view.place is not None else None
 
     def let_go(self) -> None:
         """Its lock stays until the restore is over."""
@@ -110,8 +120,9 @@ def opened(request: RestoreRequest, machine: Machine, interruption: Interruption
         with Elsewhere.opened(request, request.reach, machine, interruption) as far:
             yield far
         return
-    image = directory.open_image(request.image)
+    admission = Admission.of(request.allowed_signers)
+    view = unsealing.open_image(request.image, admission, request.identity)
     try:
-        yield Here(request, image)
+        yield Here(request, view, admission)
     finally:
-        image.close()
+        view.close()

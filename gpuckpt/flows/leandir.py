@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from gpuckpt.flows import gather
 from gpuckpt.images import criuformat, lean, memory
 from gpuckpt.images.packindex import read_index
-from gpuckpt.images.packs import PackReader
 from gpuckpt.model.errors import RestoreFailed
 
 if TYPE_CHECKING:
@@ -44,14 +43,10 @@ IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of our own below it, wi
 class PackedMemory:
     """The memory of an image that lies in packs, open for reading."""
 
-    def __init__(self, image: Image, open_frames: Callable[[Path, Index], FrameSource] = PackReader) -> None:
-        """`open_frames`: where the frames come from, given the directory of packs here.
-
-        Raises ImageCorrupt, ImageTooNew, and what `open_frames` raises.
-        """
-        directory = image.part(PACKS)
-        self.index: Index = read_index(directory / "index")
-        self.reader: FrameSource = open_frames(directory, self.index)
+    def __init__(self, image: Image, open_frames: Callable[[Index], FrameSource]) -> None:
+        """`open_frames`: where the frames come from. Raises ImageCorrupt, ImageTooNew, and what that raises."""
+        self.index: Index = read_index(image.part(PACKS) / "index")
+        self.reader: FrameSource = open_frames(self.index)
 
     def close(self) -> None:
         """Let the frames go."""
@@ -101,6 +96,8 @@ class Preparation:
     going_on: Callable[[], None]
     seen_as: Path
     """Under which name CRIU sees the image."""
+    secret: Path | None = None
+    """Where it must lie, as the image is encrypted: in memory, whatever its size."""
 
     def make(self) -> LeanDirectory:
         """Make it. Raises ImageCorrupt, RestoreFailed (no room), OSError, and what `going_on` raises."""
@@ -134,6 +131,8 @@ class Preparation:
     def _place(self, size: int) -> Path:
         """The directory, with room for pages files of `size` bytes; the run directory knows it as `images`."""
         link = self.run_directory / "images"
+        if self.secret is not None:
+            return self._secret_place(link, self.secret, size)
         if size <= SMALL_BYTES:
             link.mkdir(mode=0o700)
             return link
@@ -146,6 +145,18 @@ class Preparation:
             )
         place = parent / f"gpuckpt-{self.run_directory.name}"
         # The link first: whoever removes the run directory, after a crash too, finds what lies elsewhere by it.
+        link.symlink_to(place)
+        place.mkdir(mode=0o700)
+        return link
+
+    def _secret_place(self, link: Path, secret: Path, size: int) -> Path:
+        if size > (self.free_memory_bytes or 0) // MEMORY_SHARE or size > (gather.free_bytes(secret) or 0):
+            raise RestoreFailed(
+                f"the {size >> 20} MiB that CRIU must read from files have no room in memory, and of an encrypted "
+                "image they may lie nowhere else",
+                f"make {secret.parent} larger; without --plain it is less",
+            )
+        place = secret / "lean"
         link.symlink_to(place)
         place.mkdir(mode=0o700)
         return link

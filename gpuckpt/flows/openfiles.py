@@ -102,6 +102,8 @@ class FilesInPlace:
     """The captured files here as they were when they were compared with the image's."""
     alone: bool = False
     """Files of CRIU's own making can get into the way of another restore from this image."""
+    shared: bool = False
+    """The tree is one of several: files of this host are theirs as well."""
     elsewhere: Callable[[str], bool] = lambda _: False
     """Paths at which the tree finds files of its own, not this host's."""
     done: list[dict[str, Any]] = field(default_factory=list)
@@ -122,7 +124,7 @@ class FilesInPlace:
         if not captured and not acts and not self.alone:
             return
         self._lock = runs.alone_with_captured_files(self.going_on)
-        self._require_unchanged()
+        self._require_unchanged(acts)
         self._remaps = linkremaps.put_back(self.image.root, [one for one in captured if one.reason == LINK_REMAP])
         for act in acts:
             if act.kind == "cut" and act.link_to:
@@ -133,11 +135,19 @@ class FilesInPlace:
                 raise _not_changed(act, error) from None
             self.done.append({"path": act.file.path, "act": act.kind, "kept_as": kept})
 
-    def _require_unchanged(self) -> None:
-        """Before we came in another restore, or anybody, may have changed what was judged, or was found to be right."""
+    def _require_unchanged(self, acts: Sequence[checks.FileAct]) -> None:
+        """Before we came in another restore, or anybody, may have changed what was judged, or was found to be right.
+
+        What the tree only appends to, or shares with the one it is a clone of, others may write to all the while.
+        """
+        if self.shared:
+            return
+        appended = {file.path for file in self.image.manifest.tree.files if checks.appends_only(file)}
+        free = appended - {act.file.path for act in acts}
         now = look(self.image)
         for path in (path for path, seen in self.seen.items() if _identity(now[path]) != _identity(seen)):
-            raise RestoreFailed(f"{path} {CHANGED}", "repeat the command: it looks again")
+            if path not in free or now[path] is None:
+                raise RestoreFailed(f"{path} {CHANGED}", "repeat the command: it looks again")
 
     def _change(self, act: checks.FileAct) -> str | None:
         path, captured, here = act.file.path, act.captured, act.here

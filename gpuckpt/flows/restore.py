@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuckpt import checks
-from gpuckpt.flows import enclosing, gather, hooks, imagesource, injecting, openfiles, readiness, settle
+from gpuckpt.flows import enclosing, gather, hooks, imagesource, injecting, openfiles, readiness, secretplace, settle
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.beside import Beside
 from gpuckpt.flows.conversation import (
@@ -237,6 +237,7 @@ class RestoreWork:
         try:
             self.source.belongs_to(self.run)
             self.enclosing = enclosing.Enclosing(self.facts, self.run)
+            self.notes += secretplace.notes(self.source.secret_place, self.run.directory)
             self.packed = PackedMemory(self.image, self.source.open_frames) if is_packed(self.image) else None
             self._put_files_in_place()
             if self.request.wait and checks.needs_terminal(self.manifest.tree):
@@ -282,6 +283,7 @@ class RestoreWork:
             self.files_seen,
             # CRIU makes files that were deleted anew under their old names, for a moment.
             alone=self.request.own_pids and any(file.deleted for file in self.manifest.tree.files),
+            shared=self.request.clone,
             elsewhere=lambda path: checks.has_own_place(self.facts, path),
         )
         try:
@@ -403,6 +405,7 @@ class RestoreWork:
             self._for_this_restore,
             self.interruption.check,
             self.enclosing.show(enclosing.IMAGE, self.image.root),
+            self.source.secret_place,
         ).make()
 
     def _options(self) -> CriuOptions:

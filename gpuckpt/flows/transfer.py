@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuckpt.flows import far
+from gpuckpt.flows.admission import Admission
 from gpuckpt.flows.attempts import Ends, Run
 from gpuckpt.model.errors import (
     ImageCorrupt,
@@ -21,6 +22,7 @@ from gpuckpt.model.errors import (
     Refused,
     in_words,
 )
+from gpuckpt.model.redacted import is_encrypted
 from gpuckpt.model.report import Event, Report
 from gpuckpt.stores import directory, protection
 from gpuckpt.stores.local import DirectoryStore
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
     Listener = Callable[[Event], None]
 
+FOR_RECIPIENTS = "the image is encrypted: who can read it there can read its secrets only with a recipient's key"
 SECRETS = "the image holds the memory of the process, secrets included: who can read it there can read them"
 
 
@@ -51,7 +54,7 @@ def push(request: PushRequest, listener: Listener, interruption: Interruption) -
             return run.ends(store, lambda: (offer, store.receive(where, offer.raw_manifest, offer)))
 
         place, verified = run.carry(open_ends)
-        run.note(SECRETS)
+        run.note(FOR_RECIPIENTS if is_encrypted(offer.manifest) else SECRETS)
         _protect(offer.image, request, place, verified, run)
         data = run.data(offer, f"{request.reach.location.host}:{place}", verified)
     finally:
@@ -68,14 +71,15 @@ def pull(request: PullRequest, listener: Listener, interruption: Interruption) -
     target = request.directory / Path(path).name
     run = Run(request.reach, listener, interruption)
     kept: list[Offer] = []
+    admission = Admission.of(request.allowed_signers)
 
     def open_ends() -> Ends:
         store = far.connect(request.reach, run.pace)
 
         def both() -> tuple[Offer, Arrival]:
-            offer = store.offer(path)
+            offer = store.offer(path, admission)
             kept[:] = [offer]
-            return offer, DirectoryStore().receive(str(target), offer.raw_manifest)
+            return offer, DirectoryStore().receive(str(target), offer.raw_manifest, offer)
 
         return run.ends(store, both)
 
@@ -96,7 +100,8 @@ def _push_verified_only(run: Run, raw: bytes, where: str, request: PushRequest) 
 
 def _pull_verified_only(run: Run, request: PullRequest) -> Report:
     location = request.reach.location
-    offer, verified = run.look_only(lambda store: store.offer(location.path))
+    admission = Admission.of(request.allowed_signers)
+    offer, verified = run.look_only(lambda store: store.offer(location.path, admission))
     return Report("pull", "ok", "untouched", {"image": str(location), **run.data(offer, str(location), verified)})
 
 

@@ -18,18 +18,19 @@ from gpuckpt.stores import directory
 
 if TYPE_CHECKING:
     from gpuckpt.flows.interruption import Interruption
+    from gpuckpt.flows.unsealing import View
     from gpuckpt.model.manifest import Manifest
     from gpuckpt.model.requests import RestoreRequest
     from gpuckpt.stores.directory import Image
 
 
-def verify_before_restore(image: Image, request: RestoreRequest, interruption: Interruption) -> None:
+def verify_before_restore(view: View, request: RestoreRequest, interruption: Interruption) -> None:
     """All that must be known to be good before the checks of a restore. Raises ImageCorrupt, BrokenOff."""
-    verify_small_files(image, interruption)
-    require_its_tree(image)
+    verify_small_files(view.stored, interruption)
+    require_its_tree(view.image)
     # With a dry run there is no later moment.
-    if is_packed(image) and (request.dry_run or needs_all_frames(image, request)):
-        verify_frames(image, interruption)
+    if is_packed(view.image) and (request.dry_run or needs_all_frames(view.image, request)):
+        verify_frames(view, interruption)
 
 
 def require_its_tree(image: Image) -> None:
@@ -59,9 +60,9 @@ def needs_all_frames(image: Image, request: RestoreRequest) -> bool:
     return bool(criuformat.outside_sockets(image.part("criu/files.img").read_bytes()))
 
 
-def verify_frames(image: Image, interruption: Interruption) -> None:
+def verify_frames(view: View, interruption: Interruption) -> None:
     """Read every frame with all cores. Raises ImageCorrupt, BrokenOff."""
-    packed = PackedMemory(image)
+    packed = PackedMemory(view.image, view.open_packs)
     try:
         framesource.verify_all(packed.reader, packed.index, interruption.check)
     finally:

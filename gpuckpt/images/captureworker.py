@@ -74,6 +74,7 @@ class Worker(threading.Thread):
         super().__init__(name=f"capture-{number}", daemon=True)
         self._capture = capture
         self._number = number
+        self._digest_key = capture.settings.digest_key
         self._pack = pack
         self._synced = 0
         self._coder = FrameCoder(capture.settings.level)
@@ -106,14 +107,15 @@ class Worker(threading.Thread):
             self._drained += os.readv(self._source, [view[self._drained : count]])
 
     def _frame(self, offset: int, raw: memoryview) -> Frame:
-        digest = digest_of(raw)
+        digest = digest_of(raw, self._digest_key)
         self._capture.count(len(raw))
-        if is_zero(raw, digest):
+        if is_zero(raw, digest, self._digest_key):
             return Frame(offset, len(raw), ZERO, 0, 0, compressed=False, digest=digest)
         place = self._capture.known.get(digest)
         if place is None:
             stored, compressed = self._coder.encode(raw)
-            place = Place(self._number, self._pack.append(stored), len(stored), compressed)
+            at = self._pack.append(stored)
+            place = Place(self._number, at, self._pack.size - at, compressed)
             self._capture.known[digest] = place
             self._sync_sometimes()
         return Frame(offset, len(raw), place.pack, place.at, place.stored, place.compressed, digest)

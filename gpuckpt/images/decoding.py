@@ -10,6 +10,7 @@ import blake3
 import zstandard
 
 from gpuckpt.images.packindex import ZERO
+from gpuckpt.images.sealing import FrameCipher, WrongTag
 from gpuckpt.model.errors import ImageCorrupt
 
 if TYPE_CHECKING:
@@ -21,15 +22,15 @@ MAX_WINDOW_BYTES = 1 << 27
 _AGAIN = "copy the image again, or restore another one"
 
 
-def digest_of(raw: memoryview | bytes) -> bytes:
-    """BLAKE3 of a frame's raw bytes; the interpreter's lock is released meanwhile."""
-    return blake3.blake3(raw).digest()
+def digest_of(raw: memoryview | bytes, key: bytes = b"") -> bytes:
+    """BLAKE3 of a frame's raw bytes, keyed where there is a key; the interpreter's lock is released meanwhile."""
+    return (blake3.blake3(raw, key=key) if key else blake3.blake3(raw)).digest()
 
 
 @lru_cache(maxsize=512)
-def zero_digest(length: int) -> bytes:
+def zero_digest(length: int, key: bytes = b"") -> bytes:
     """BLAKE3 of so many zero bytes."""
-    return digest_of(bytes(length))
+    return digest_of(bytes(length), key)
 
 
 class Decoder(threading.local):
@@ -38,23 +39,44 @@ class Decoder(threading.local):
     def __init__(self, index: Index) -> None:
         self._index = index
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW_BYTES)
+        self._ciphers: dict[int, FrameCipher] = {}
+        self._clear = bytearray()
 
     def decode(self, frame: Frame, stored: memoryview, target: memoryview) -> None:
         """Fill `target`, of the raw length, from a frame's stored bytes. Raises ImageCorrupt naming pack and frame."""
+        if self._index.packs[frame.pack].key:
+            stored = self._opened(frame, stored, target)
         if frame.compressed:
             self._decompress(frame, stored, target)
-        else:
+        elif stored.obj is not target.obj:
             target[:] = stored
         self.verify(frame, target)
 
+    def open(self, frame: Frame, stored: memoryview) -> memoryview:
+        """What was encrypted of a frame, valid until this thread's next call. Raises ImageCorrupt."""
+        return self._opened(frame, stored, memoryview(b""))
+
+    def _opened(self, frame: Frame, stored: memoryview, target: memoryview) -> memoryview:
+        """Decrypted: into the target where that needs nothing more, else into a buffer of this thread."""
+        if frame.pack not in self._ciphers:
+            self._ciphers[frame.pack] = FrameCipher(self._index.packs[frame.pack].key)
+        if frame.compressed or not target:
+            if len(self._clear) < len(stored):
+                self._clear = bytearray(len(stored))
+            target = memoryview(self._clear)
+        try:
+            return self._ciphers[frame.pack].open(frame.at, stored, target)
+        except WrongTag:
+            raise self.corrupt(frame, "it was altered, or is another frame than was written there") from None
+
     def verify(self, frame: Frame, raw: memoryview) -> None:
         """Compare raw bytes with the frame's digest. Raises ImageCorrupt."""
-        if digest_of(raw) != frame.digest:
+        if digest_of(raw, self._index.digest_key) != frame.digest:
             raise self.corrupt(frame, "its digest does not fit")
 
     def verify_zero(self, frame: Frame) -> None:
         """Compare the digest of a frame of which nothing is stored. Raises ImageCorrupt."""
-        if frame.digest != zero_digest(frame.raw):
+        if frame.digest != zero_digest(frame.raw, self._index.digest_key):
             raise self.corrupt(frame, "it is said to be zero, its digest says otherwise")
 
     def _decompress(self, frame: Frame, stored: memoryview, target: memoryview) -> None:

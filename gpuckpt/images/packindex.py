@@ -1,8 +1,9 @@
 """packs/index: which bytes of which pages file lie where in which pack.
 
 Binary, little endian: a header, the packs, the pages files with their frames, the windows, and a BLAKE3
-of all that. A reader takes it for hostile: every number is checked before it is used, so that what
-`decode` returns can be read without leaving a pack.
+of all that. In an encrypted image (version 2, and a sealed file: images/sealing.py) the key of the frames'
+digests stands behind the header, and each pack's key behind the pack. A reader takes it all for hostile: every
+number is checked before it is used, so that what `decode` returns can be read without leaving a pack.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import blake3
 
+from gpuckpt.images.sealing import TAG_BYTES
 from gpuckpt.model.errors import ImageCorrupt, ImageTooNew
 
 if TYPE_CHECKING:
@@ -32,11 +34,12 @@ ZERO = -1
 MAX_INDEX_BYTES = 64 << 20
 """Read whole, from files that may be hostile: enough for 5 TB of memory."""
 
-VERSION = 1
+VERSION = 2
 _MAGIC = b"GPUCKIDX"
 _HEADER = struct.Struct("<8sIIII")
 """Magic, version, number of packs, of pages files, of windows."""
 _PACK = struct.Struct("<32sQ")
+_KEY_BYTES = 32
 _FILE = struct.Struct("<HI")
 """Length of the name, number of frames."""
 _FRAME = struct.Struct("<IiQIB32s")
@@ -63,7 +66,7 @@ class Frame:
     compressed: bool
     """Stored as a zstd frame; else as it is."""
     digest: bytes
-    """BLAKE3 of the raw bytes."""
+    """BLAKE3 of the raw bytes, with the index's key where it has one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class PackFile:
     name: str
     """BLAKE3 of the stored bytes, in hex."""
     size: int
+    key: bytes = field(default=b"", repr=False)
+    """Of its frames; empty where they are not encrypted."""
 
     @property
     def file(self) -> str:
@@ -98,6 +103,8 @@ class Index:
     files: dict[str, tuple[Frame, ...]]
     """'pages-1.img' -> its frames, contiguous from 0."""
     windows: tuple[Window, ...] = field(default=())
+    digest_key: bytes = field(default=b"", repr=False)
+    """Of the frames' digests, so that who sees one cannot try out what was digested; empty where none is encrypted."""
 
     def raw_bytes(self) -> int:
         """The bytes of all pages files."""
@@ -106,9 +113,11 @@ class Index:
 
 def encode(index: Index) -> bytes:
     """The bytes of packs/index."""
-    out = bytearray(_HEADER.pack(_MAGIC, VERSION, len(index.packs), len(index.files), len(index.windows)))
+    version = VERSION if index.digest_key else 1
+    out = bytearray(_HEADER.pack(_MAGIC, version, len(index.packs), len(index.files), len(index.windows)))
+    out += index.digest_key
     for pack in index.packs:
-        out += _PACK.pack(bytes.fromhex(pack.name), pack.size)
+        out += _PACK.pack(bytes.fromhex(pack.name), pack.size) + pack.key
     for name, frames in index.files.items():
         out += _FILE.pack(len(name), len(frames)) + name.encode("ascii")
         for frame in frames:
@@ -131,7 +140,7 @@ def decode(raw: bytes, where: str) -> Index:
             f"{where}: index version {version}, this gpuckpt reads up to {VERSION}", "install a newer one"
         )
     try:
-        return _Reader(body).index(packs, files, windows)
+        return _Reader(body, with_keys=version > 1).index(packs, files, windows)
     except (struct.error, ValueError) as error:
         raise ImageCorrupt(f"{where}: {error}", _AGAIN) from None
 
@@ -139,12 +148,14 @@ def decode(raw: bytes, where: str) -> Index:
 class _Reader:
     """Takes the body apart, front to back. Raises struct.error or ValueError for what cannot be."""
 
-    def __init__(self, body: memoryview) -> None:
+    def __init__(self, body: memoryview, *, with_keys: bool) -> None:
         self._body = body
+        self._with_keys = with_keys
         self._position = _HEADER.size
 
     def index(self, packs: int, files: int, windows: int) -> Index:
         """The whole; the numbers are those of the header."""
+        digest_key = self._key()
         known = tuple(self._pack() for _ in range(packs))
         if len({pack.name for pack in known}) != len(known):
             raise ValueError("a pack is named twice")
@@ -154,7 +165,7 @@ class _Reader:
             if name in content:
                 raise ValueError(f"{name} stands there twice")
             content[name] = self._frames(count, known)
-        index = Index(known, content, tuple(self._window() for _ in range(windows)))
+        index = Index(known, content, tuple(self._window() for _ in range(windows)), digest_key)
         if self._position != len(self._body):
             raise ValueError("more bytes than it should have")
         return index
@@ -167,7 +178,16 @@ class _Reader:
     def _pack(self) -> PackFile:
         name, size = _PACK.unpack_from(self._body, self._position)
         self._position += _PACK.size
-        return PackFile(name.hex(), size)
+        return PackFile(name.hex(), size, self._key())
+
+    def _key(self) -> bytes:
+        if not self._with_keys:
+            return b""
+        key = bytes(self._body[self._position : self._position + _KEY_BYTES])
+        if len(key) != _KEY_BYTES:
+            raise ValueError("cut in a key")
+        self._position += _KEY_BYTES
+        return key
 
     def _file(self) -> tuple[str, int]:
         length, count = self._take(_FILE)
@@ -203,13 +223,17 @@ def _refuse_impossible(frame: Frame, packs: tuple[PackFile, ...]) -> None:
         possible = frame.at == 0 and frame.stored == 0 and not frame.compressed
     else:
         fits = 0 <= frame.pack < len(packs) and frame.at + frame.stored <= packs[frame.pack].size
-        possible = fits and (0 < frame.stored < frame.raw if frame.compressed else frame.stored == frame.raw)
+        content = frame.stored - (TAG_BYTES if fits and packs[frame.pack].key else 0)
+        possible = fits and (0 < content < frame.raw if frame.compressed else content == frame.raw)
     if not possible:
         raise ValueError(f"the frame at {frame.offset} cannot be where it is said to be")
 
 
 def settled(
-    files: Mapping[str, Iterable[Frame]], packs: Sequence[PackFile | None], windows: Iterable[Window] = ()
+    files: Mapping[str, Iterable[Frame]],
+    packs: Sequence[PackFile | None],
+    windows: Iterable[Window] = (),
+    digest_key: bytes = b"",
 ) -> Index:
     """The index of frames whose pack numbers are positions in `packs`.
 
@@ -223,7 +247,7 @@ def settled(
     moved = {
         name: tuple(replace(frame, pack=numbers[frame.pack]) for frame in frames) for name, frames in files.items()
     }
-    return Index(tuple(kept), moved, tuple(windows))
+    return Index(tuple(kept), moved, tuple(windows), digest_key)
 
 
 def read_index(path: Path) -> Index:

@@ -34,6 +34,7 @@ from gpuckpt.images.packindex import (
     read_index,
     settled,
 )
+from gpuckpt.images.sealing import KEY_BYTES, TAG_BYTES, FrameCipher
 from gpuckpt.model.errors import ImageCorrupt
 
 if TYPE_CHECKING:
@@ -87,11 +88,11 @@ def page_aligned(length: int) -> mmap.mmap:
     return mmap.mmap(-1, length)
 
 
-def is_zero(raw: memoryview, digest: bytes) -> bool:
+def is_zero(raw: memoryview, digest: bytes, key: bytes = b"") -> bool:
     """Whether a frame is all zero, told by its digest: comparing would hold the interpreter's lock."""
     if raw[0] or raw[-1] or raw[len(raw) // 2]:
         return False
-    return digest == zero_digest(len(raw))
+    return digest == zero_digest(len(raw), key)
 
 
 class FrameCoder:
@@ -137,11 +138,14 @@ class PackSink(Protocol):
 class PackWriter:
     """A pack under work. One for each thread; only `sync` may come from another one."""
 
-    def __init__(self, directory: Path, number: int, *, digest_at_once: bool = False) -> None:
+    def __init__(self, directory: Path, number: int, *, digest_at_once: bool = False, encrypt: bool = False) -> None:
         """`digest_at_once`: the pack's own digest is kept up while it grows, not taken when it is complete.
 
-        Raises OSError.
+        `encrypt`: under a key that no other pack has. Raises OSError.
         """
+        self._key = os.urandom(KEY_BYTES) if encrypt else b""
+        self._cipher = FrameCipher(self._key) if encrypt else None
+        self._sealed = page_aligned(FRAME_BYTES + TAG_BYTES) if encrypt else None
         self._digest_at_once = digest_at_once
         self._hasher = blake3.blake3()
         self._digested = 0
@@ -154,7 +158,9 @@ class PackWriter:
         """Bytes written so far."""
 
     def append(self, stored: memoryview | bytes) -> int:
-        """Write a frame's stored bytes; returns where they begin. Raises OSError."""
+        """Write a frame, encrypted where the pack is; returns where it begins, up to `size` then. Raises OSError."""
+        if self._cipher is not None and self._sealed is not None:
+            stored = self._cipher.seal(self.size, stored, memoryview(self._sealed))
         at, left = self.size, memoryview(stored)
         while left:
             left = left[os.write(self._descriptor, left) :]
@@ -176,7 +182,7 @@ class PackWriter:
             self.discard()
             return None
         os.fsync(self._descriptor)
-        pack = PackFile(self._digest(), self.size)
+        pack = PackFile(self._digest(), self.size, self._key)
         self._path.rename(self._directory / pack.file)
         self._close()
         return pack
@@ -260,7 +266,7 @@ class PackReader:
         if frame.pack == ZERO:
             target[:] = bytes(frame.raw)
             self.verify_zero(frame)
-        elif frame.compressed:
+        elif frame.compressed or self._index.packs[frame.pack].key:
             self._decoder.decode(frame, self.stored(frame), target)
         else:
             self._fill(frame, target)
@@ -290,6 +296,11 @@ class PackReader:
         target = self._tools.stored(frame.stored) if buffer is None else memoryview(buffer)[: frame.stored]
         self._fill(frame, target)
         return target
+
+    def content(self, frame: Frame) -> memoryview:
+        """As `stored`, decrypted where the pack is encrypted. Raises ImageCorrupt."""
+        stored = self.stored(frame)
+        return self._decoder.open(frame, stored) if self._index.packs[frame.pack].key else stored
 
     def _fill(self, frame: Frame, target: memoryview) -> None:
         done = 0

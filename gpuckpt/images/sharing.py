@@ -56,9 +56,12 @@ class Joined:
     notes: list[str] = field(default_factory=list)
 
 
-def join(captured: Captured, base: Base | None, directory: Path, *, elsewhere: bool = False) -> Joined:
+def join(
+    captured: Captured, base: Base | None, directory: Path, digest_key: bytes = b"", *, elsewhere: bool = False
+) -> Joined:
     """Bring what the frames of a capture need of its base into `directory`, and make the index.
 
+    `digest_key` is that of the capture, and of the base: digests are compared with the base's.
     With `elsewhere` the packs are on another host, which has the base's too and brings them together itself.
     Raises OSError, ImageCorrupt.
     """
@@ -72,7 +75,7 @@ def join(captured: Captured, base: Base | None, directory: Path, *, elsewhere: b
             joined.shared = sum(base.index.packs[number - base.first].size for number in _used(files, base.first))
         else:
             files = _take_over(files, packs, base, directory, joined)
-    joined.index = settled(files, packs, windows)
+    joined.index = settled(files, packs, windows, digest_key)
     return joined
 
 
@@ -135,13 +138,14 @@ def _rewrite(
 ) -> dict[tuple[int, int], Place]:
     """Put the used frames of thin packs into a new one; returns where each old (pack, at) lies now."""
     number = len(packs)
-    writer = PackWriter(directory, number)
+    # A pack of its own has a key of its own: its frames lie elsewhere in it than in the old one.
+    writer = PackWriter(directory, number, encrypt=bool(base.index.digest_key))
     moved: dict[tuple[int, int], Place] = {}
     try:
         with PackReader(base.packs, base.index) as reader:
             for frame in thin:
                 of_base = replace(frame, pack=frame.pack - base.first)
-                at = writer.append(reader.stored(of_base))
+                at = writer.append(reader.content(of_base))
                 moved[frame.pack, frame.at] = Place(number, at, frame.stored, frame.compressed)
         pack = writer.finish()
     except BaseException:

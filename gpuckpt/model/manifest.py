@@ -20,11 +20,15 @@ from gpuckpt.model.facts import Host, OpenFile, ProcessId, Tree
 from gpuckpt.model.jsonform import FormError, from_json, to_json
 
 NAME = "manifest.json"
+SIGNATURE = "manifest.json.sig"
+"""OpenSSH's signature of manifest.json as it stands: `ssh-keygen -Y verify` verifies it by hand. It is no part of the
+image: the manifest names each part by its digest, and a signature of the manifest cannot stand in the manifest."""
+
 FORMAT = 1
 OLDEST_FORMAT = 1
-KNOWN_FEATURES = frozenset({"criu-files", "packs", "open-files"})
+KNOWN_FEATURES = frozenset({"criu-files", "packs", "open-files", "encrypted"})
 """criu-files: pages lie in criu/pages-*.img as CRIU wrote them; packs: in packs/, see images/packindex.py;
-open-files: files/ holds files that the tree had open (OPEN)."""
+open-files: files/ holds files that the tree had open (OPEN); encrypted: see images/sealing.py and model/redacted.py."""
 
 LINK_REMAP = "link-remap"
 """Why a file was captured: CRIU made this further name of a deleted file, see images/captured.py."""

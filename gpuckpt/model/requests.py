@@ -104,6 +104,12 @@ class DumpRequest:
     """Prometheus text about this run goes there."""
     capture_code: bool = True
     """Programs and libraries are among the files that can be captured."""
+    encrypt_to: tuple[str, ...] = ()
+    """Who can open the image: age or SSH recipients, or files of them. Empty: it is not encrypted."""
+    identity: Path | None = None
+    """Opens an encrypted `base`: an age identity, or an SSH private key."""
+    sign_key: Path | None = None
+    """The OpenSSH key that signs the image: a private one, or a public one whose other half an agent has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +166,11 @@ class RestoreRequest:
         """The network namespace of that name is meant; None: ours, or a new one."""
         return None if self.netns == NEW_NETWORK else self.netns
 
+    allowed_signers: Path | None = None
+    """Only images that one of these has signed are restored (OpenSSH's allowed_signers)."""
+    identity: Path | None = None
+    """Opens an encrypted image: an age identity, or an SSH private key."""
+
     @property
     def name(self) -> str:
         """The image, as it is called in words."""
@@ -194,6 +205,10 @@ class InspectRequest:
     """Another image, which this one is compared with."""
     against: Reach | None = None
     """The host whose ability to restore the image is judged instead of this one's."""
+    allowed_signers: Path | None = None
+    """As RestoreRequest.allowed_signers."""
+    identity: Path | None = None
+    """As RestoreRequest.identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +250,8 @@ class PullRequest:
     directory: Path
     verify_only: bool = False
     timeout_seconds: float | None = None
+    allowed_signers: Path | None = None
+    """As RestoreRequest.allowed_signers."""
 
 
 @dataclass(frozen=True, slots=True)

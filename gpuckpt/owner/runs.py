@@ -44,6 +44,8 @@ FETCHED = "fetched"
 """A link in the directory of a restore: to what was fetched of an image on another host."""
 CARD = "run.json"
 """Who works on which processes since when, in the directory of a run."""
+SECRETS = "secrets"
+"""A link in the directory of a run: to what is encrypted in the image and lies in clear meanwhile, in memory."""
 UNTOLD = "untold"
 """In the directory of an ended run: what a person must know of it, and what nobody has been told yet."""
 
@@ -247,7 +249,7 @@ def criu_at_work(past: journals.PastRun) -> bool:
 def remove(directory: Path) -> None:
     """Remove a run's directory, its gate script and the files made for it, which may lie elsewhere."""
     gate.remove_script(directory)
-    for link in (directory / "images", directory / FETCHED):
+    for link in (directory / "images", directory / FETCHED, directory / SECRETS):
         if link.is_symlink():
             shutil.rmtree(link.readlink(), ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)

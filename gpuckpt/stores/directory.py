@@ -14,6 +14,7 @@ import mmap
 import os
 import shutil
 import stat
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,15 +31,20 @@ from gpuckpt.system import procfs
 from gpuckpt.system.files import rename_to_new
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 CHUNK_BYTES = 4 << 20
 PARTIAL_SUFFIX = ".partial"
 AS_ROOT = "run it as root: sudo gpuckpt ..."
 
-NOT_DIGESTED = frozenset({manifests.NAME, "criu-dump.log", *protection.NAMES})
-"""Files of an image that are no parts: the manifest carries its own digest, the log is only for people, and where
-copies of it lie is noted later."""
+NOT_DIGESTED = frozenset({manifests.NAME, manifests.SIGNATURE, "criu-dump.log", *protection.NAMES})
+"""Files of an image that are no parts: the manifest carries its own digest, which its signature signs, the log is only
+for people, and where copies of it lie is noted later."""
+
+MAX_SIGNATURE_BYTES = 16 << 10
+Admit = Callable[[bytes, bytes], None]
+"""Called with a manifest's bytes and those of its signature (b'' where there is none) before anything is parsed of
+them; raises Refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +54,23 @@ class PartialImage:
     target: Path
     path: Path
     lock_fd: int
+    secret: Path | None = None
+    """Where the small files of an image that will be encrypted lie until they are."""
+
+    @property
+    def hidden(self) -> Path:
+        """Where small files are written to."""
+        return self.secret or self.path
 
     @property
     def criu(self) -> Path:
         """CRIU's files."""
-        return self.path / "criu"
+        return self.hidden / "criu"
 
     @property
     def files(self) -> Path:
         """Captured files."""
-        return self.path / "files"
+        return self.hidden / "files"
 
     def discard(self) -> None:
         """Remove it: nothing of a failed dump stays."""
@@ -69,18 +82,16 @@ class PartialImage:
         """Every file and directory is on the disk when this returns. Raises OSError."""
         sync_below(self.path)
 
-    def publish(self, raw_manifest: bytes) -> None:
+    def publish(self, raw_manifest: bytes, signature: bytes = b"") -> None:
         """Write the manifest last, then rename. Raises OSError; the partial is then still there to be discarded."""
-        self.write_manifest(raw_manifest)
+        self.write_manifest(raw_manifest, signature)
         self.put_in_place()
 
-    def write_manifest(self, raw_manifest: bytes) -> None:
-        """Write it to the disk. Raises OSError."""
-        descriptor = os.open(self.path / manifests.NAME, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(raw_manifest)
-            file.flush()
-            os.fsync(file.fileno())
+    def write_manifest(self, raw_manifest: bytes, signature: bytes = b"") -> None:
+        """Write it to the disk, behind its signature where it has one. Raises OSError."""
+        for name, content in ((manifests.SIGNATURE, signature), (manifests.NAME, raw_manifest)):
+            if content:
+                _write_synced(self.path / name, content)
         sync(self.path)
 
     def put_in_place(self) -> None:
@@ -167,6 +178,14 @@ def _being_made(path: Path) -> Busy:
     return Busy(f"another gpuckpt is making {path} right now", "wait for it to end, or choose another name")
 
 
+def _write_synced(path: Path, content: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def sync(path: Path) -> None:
     """A file, or the names in a directory, are on the disk when this returns. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -215,6 +234,8 @@ class Image:
     manifest: manifests.Manifest
     lock_fd: int
     directory_fd: int
+    signature: bytes = b""
+    """Of the manifest; b'' where it has none."""
 
     @property
     def root(self) -> Path:
@@ -230,16 +251,20 @@ class Image:
         os.close(self.lock_fd)
         os.close(self.directory_fd)
 
+    def raw_manifest(self) -> bytes:
+        """The bytes of its manifest."""
+        return os.pread(self.lock_fd, manifests.MAX_BYTES + 1, 0)
+
     def bytes_on_disk(self) -> int:
         """Allocated bytes of all its files."""
         return sum(path.stat().st_blocks * 512 for path in _files(self.root))
 
 
-def open_image(path: Path) -> Image:
-    """Open a published image and read its manifest.
+def open_image(path: Path, admit: Admit | None = None) -> Image:
+    """Open a published image and read its manifest, once `admit` has let it pass.
 
     Raises NotFound, ImageCorrupt or ImageTooNew; Refused when others than its owner can write to it;
-    MachineLacks when this user may not read it.
+    MachineLacks when this user may not read it; and what `admit` raises.
     """
     _require_directory(path)
     if path.name.endswith(PARTIAL_SUFFIX):
@@ -248,20 +273,23 @@ def open_image(path: Path) -> Image:
     # From here on only through this descriptor: what is verified is what is restored, whatever happens to the path.
     directory_fd = _open_directory(path)
     try:
-        return _open_locked(path, directory_fd)
+        return _open_locked(path, directory_fd, admit)
     except BaseException:
         os.close(directory_fd)
         raise
 
 
-def _open_locked(path: Path, directory_fd: int) -> Image:
+def _open_locked(path: Path, directory_fd: int, admit: Admit | None) -> Image:
     descriptor = _open_manifest(path, directory_fd)
     try:
         _refuse_writable_by_others(path, procfs.descriptor_path(directory_fd))
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         _refuse_removed(path, descriptor)
         raw = os.pread(descriptor, manifests.MAX_BYTES + 1, 0)
-        return Image(path, manifests.decode(raw, str(path / manifests.NAME)), descriptor, directory_fd)
+        signature = _read_signature(directory_fd)
+        if admit is not None:
+            admit(raw, signature)
+        return Image(path, manifests.decode(raw, str(path / manifests.NAME)), descriptor, directory_fd, signature)
     except BlockingIOError:
         os.close(descriptor)
         raise Busy(f"{path} is being removed by another gpuckpt", "choose another image") from None
@@ -273,6 +301,17 @@ def _open_locked(path: Path, directory_fd: int) -> Image:
 def _refuse_removed(path: Path, descriptor: int) -> None:
     if os.fstat(descriptor).st_nlink == 0:
         raise NotFound(f"{path} has just been removed by another gpuckpt", "choose another image")
+
+
+def _read_signature(directory_fd: int) -> bytes:
+    """No bytes where there is none that can be read: that is no signature, and whoever asks for one refuses it."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(manifests.SIGNATURE, flags, dir_fd=directory_fd)
+    except OSError:
+        return b""
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(MAX_SIGNATURE_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
 
 
 def _require_directory(path: Path) -> None:

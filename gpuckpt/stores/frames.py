@@ -28,7 +28,10 @@ MOST_BANNER = 64 << 10
 MOST_HEADER = 16 << 20
 """An image has thousands of parts, and each may have resume points of its own."""
 
-FEATURES = ("migrate",)
+SIGNATURES = "signatures"
+"""The feature of those who keep an image's signature."""
+
+FEATURES = ("migrate", SIGNATURES)
 """What a gpuckpt may offer beside storing images."""
 
 VERSIONS = (1, 1)

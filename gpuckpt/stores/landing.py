@@ -61,12 +61,15 @@ class DirectoryArrival:
     resumable = True
     """What has arrived stays when it is broken off."""
 
-    def __init__(self, target: Path, raw_manifest: bytes, without: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, target: Path, raw_manifest: bytes, without: frozenset[str] = frozenset(), signature: bytes = b""
+    ) -> None:
         """`without`: parts that do not come, for an image that stays private and incomplete.
 
         Raises Busy, Refused, NotFound, ImageCorrupt, ImageTooNew, OSError.
         """
         self._raw = raw_manifest
+        self._signature = signature[: directory.MAX_SIGNATURE_BYTES]
         self._without = without
         self._compared: frozenset[str] = frozenset()
         self.manifest = decoded(raw_manifest)
@@ -168,11 +171,12 @@ class DirectoryArrival:
             return VERIFIED
         partial, self._partial = self._partial, None
         try:
-            with contextlib.suppress(FileNotFoundError):
-                (partial.path / manifests.NAME).unlink()
+            for name in (manifests.NAME, manifests.SIGNATURE):
+                with contextlib.suppress(FileNotFoundError):
+                    (partial.path / name).unlink()
             if durable:
                 partial.sync_parts()
-            partial.write_manifest(self._raw)
+            partial.write_manifest(self._raw, self._signature)
             for name in OWN:
                 with contextlib.suppress(FileNotFoundError):
                     (partial.path / name).unlink()

@@ -37,13 +37,13 @@ class DirectoryStore:
 
     why = ""
 
-    def offer(self, path: str) -> DirectoryOffer:
+    def offer(self, path: str, admit: directory.Admit | None = None) -> DirectoryOffer:
         """Open an image for reading."""
-        return DirectoryOffer(directory.open_image(Path(path)))
+        return DirectoryOffer(directory.open_image(Path(path), admit))
 
-    def receive(self, path: str, raw_manifest: bytes, _source: Offer | None = None) -> DirectoryArrival:
+    def receive(self, path: str, raw_manifest: bytes, source: Offer | None = None) -> DirectoryArrival:
         """Begin or go on with taking an image in."""
-        return DirectoryArrival(Path(path), raw_manifest)
+        return DirectoryArrival(Path(path), raw_manifest, signature=source.signature if source is not None else b"")
 
     def round_trip_seconds(self) -> float:
         """Nobody is asked."""
@@ -62,6 +62,7 @@ class DirectoryOffer:
     def __init__(self, image: directory.Image) -> None:
         self.image = image
         self.manifest = image.manifest
+        self.signature = image.signature
         self.raw_manifest = os.pread(image.lock_fd, os.fstat(image.lock_fd).st_size, 0)
 
     def open_reader(self) -> DirectoryReader:

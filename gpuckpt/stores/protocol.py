@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gpuckpt.model.manifest import Manifest, Part
+    from gpuckpt.stores.directory import Admit
 
     Ticker = Callable[[int, int], None]
     """Called with (bytes done, bytes in all) while something long goes on; may raise to end it."""
 
 PIECE_BYTES = 4 << 20
+FRAME_SURPLUS_BYTES = 16
+"""An encrypted frame is longer than its content by its tag, and is read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Any stretch of a part, at most PIECE_BYTES long."""
+    """Any stretch of a part, at most PIECE_BYTES and FRAME_SURPLUS_BYTES long."""
 
     part: int
     """Index into the manifest's parts."""
@@ -79,6 +82,8 @@ class Offer(Protocol):
 
     raw_manifest: bytes
     manifest: Manifest
+    signature: bytes
+    """Of the manifest; b'' where it has none."""
 
     def open_reader(self) -> Reader:
         """Another stream. Raises LinkLost, GpuckptError."""
@@ -136,11 +141,14 @@ class Store(Protocol):
     why: str
     """Why nothing better is used; empty where this is the best."""
 
-    def offer(self, path: str) -> Offer:
-        """Open an image for reading. Raises NotFound, ImageCorrupt, ImageTooNew, Busy, Refused, LinkLost."""
+    def offer(self, path: str, admit: Admit | None = None) -> Offer:
+        """Open an image for reading, once `admit` has let it pass.
+
+        Raises NotFound, ImageCorrupt, ImageTooNew, Busy, Refused, LinkLost, and what `admit` raises.
+        """
 
     def receive(self, path: str, raw_manifest: bytes, source: Offer | None = None) -> Arrival:
-        """Begin or go on with taking an image in as `path`; `source` can be read again to compare.
+        """Begin or go on with taking an image in as `path`; `source` has its signature, and can be read to compare.
 
         Raises Busy, Refused, NotFound, ImageCorrupt, LinkLost, OSError.
         """

@@ -21,7 +21,7 @@ from gpuckpt.stores.landing import DirectoryArrival
 from gpuckpt.stores.landingwriter import DirectoryWriter
 from gpuckpt.stores.local import DirectoryOffer, DirectoryReader, DirectoryStore
 from gpuckpt.stores.packlanding import PackQuestions
-from gpuckpt.stores.protocol import PIECE_BYTES, Piece, Span
+from gpuckpt.stores.protocol import FRAME_SURPLUS_BYTES, PIECE_BYTES, Piece, Span
 from gpuckpt.system.links import LinkLost
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Server:
         self._require_idle()
         self._offer = DirectoryStore().offer(_path(header))
         self._reader = self._offer.open_reader()
-        return DONE, self._offer.raw_manifest
+        return {**DONE, "signature": self._offer.signature.decode("ascii", "replace")}, self._offer.raw_manifest
 
     def _read(self, header: dict[str, Any], _payload: memoryview) -> Answer:
         if self._reader is None:
@@ -136,7 +136,8 @@ class Server:
     def _begin(self, header: dict[str, Any], payload: memoryview) -> Answer:
         self._require_idle()
         once = self._packs.hand_over()
-        self._arrival = DirectoryStore().receive(_path(header), bytes(payload))
+        signature = str(header.get("signature", "")).encode("ascii", "replace")
+        self._arrival = DirectoryArrival(Path(_path(header)), bytes(payload), signature=signature)
         if once:
             self._arrival.resumable = False
             self._arrival.trust_packs()
@@ -215,7 +216,8 @@ def _path(header: dict[str, Any]) -> str:
 def _numbers(header: dict[str, Any], place: str) -> list[int]:
     """Part, place in it and size. Raises KeyError, ValueError."""
     values = [header[name] for name in ("part", place, "size")]
-    if not all(type(value) is int and 0 <= value < 1 << 60 for value in values) or values[2] > PIECE_BYTES:
+    most = PIECE_BYTES + FRAME_SURPLUS_BYTES if place == "at" else PIECE_BYTES
+    if not all(type(value) is int and 0 <= value < 1 << 60 for value in values) or values[2] > most:
         raise ValueError(values)
     return values
 

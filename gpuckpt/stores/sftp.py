@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import ImageCorrupt, MachineLacks, NotFound
 from gpuckpt.stores import sftpcheck
-from gpuckpt.stores.directory import PARTIAL_SUFFIX
+from gpuckpt.stores.directory import MAX_SIGNATURE_BYTES, PARTIAL_SUFFIX
 from gpuckpt.stores.sftparrival import SftpArrival
 from gpuckpt.stores.sftplanes import SftpReader
 from gpuckpt.system.links import LinkLost
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gpuckpt.model.manifest import Part
+    from gpuckpt.stores.directory import Admit
     from gpuckpt.stores.protocol import Offer, Ticker
     from gpuckpt.system.ssh import Caller
 
@@ -72,9 +73,9 @@ class SftpStore:
         """Another stream out of the directory `root`."""
         return SftpReader(self, self.further(), root, parts)
 
-    def offer(self, path: str) -> SftpOffer:
+    def offer(self, path: str, admit: Admit | None = None) -> SftpOffer:
         """Open an image for reading."""
-        return SftpOffer(self, self._absolute(path))
+        return SftpOffer(self, self._absolute(path), admit)
 
     def receive(self, path: str, raw_manifest: bytes, source: Offer | None = None) -> SftpArrival:
         """Begin or go on with sending an image there."""
@@ -115,12 +116,15 @@ class SftpStore:
 class SftpOffer:
     """An image there."""
 
-    def __init__(self, store: SftpStore, path: bytes) -> None:
+    def __init__(self, store: SftpStore, path: bytes, admit: Admit | None = None) -> None:
         self._store, self._path = store, path
         self.where = f"{store.where}:{os.fsdecode(path)}"
         if path.endswith(PARTIAL_SUFFIX.encode()):
             raise ImageCorrupt(f"{self.where} is no complete image: a transfer that has not ended", "push again")
         self.raw_manifest = self._read_manifest()
+        self.signature = self._read_signature()
+        if admit is not None:
+            admit(self.raw_manifest, self.signature)
         self.manifest = manifests.decode(self.raw_manifest, f"{self.where}/{manifests.NAME}")
 
     def _read_manifest(self) -> bytes:
@@ -131,6 +135,13 @@ class SftpOffer:
         if seen is None or not seen.is_file:
             raise ImageCorrupt(f"{self.where} is no complete image: no {manifests.NAME} in it", "copy the image again")
         return self._store.first.read_small(place, manifests.MAX_BYTES)
+
+    def _read_signature(self) -> bytes:
+        place = self._path + b"/" + manifests.SIGNATURE.encode()
+        seen = self._store.first.look(place)
+        if seen is None or not seen.is_file or seen.size > MAX_SIGNATURE_BYTES:
+            return b""
+        return self._store.first.read_small(place, MAX_SIGNATURE_BYTES)
 
     def open_reader(self) -> SftpReader:
         """Another stream."""

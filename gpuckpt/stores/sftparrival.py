@@ -208,7 +208,10 @@ class SftpArrival:
             with contextlib.suppress(OSError):
                 self._session.sync(handle)
             self._session.done(handle)
-        self._session.write_small(self.path + b"/" + manifests.NAME.encode(), self._raw, sync=True)
+        signature = self._source.signature if self._source is not None else b""
+        for name, content in ((manifests.SIGNATURE, signature), (manifests.NAME, self._raw)):
+            if content:
+                self._session.write_small(self.path + b"/" + name.encode(), content, sync=True)
         for entry in self._session.names(self.path):
             if entry.name.startswith(b"journal."):
                 self._session.remove_file(self.path + b"/" + entry.name)

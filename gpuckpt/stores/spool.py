@@ -22,6 +22,7 @@ class SpoolOffer:
     root: Path
     raw_manifest: bytes
     manifest: Manifest
+    signature: bytes = b""
 
     def part(self, name: str) -> Path:
         """The path of a part."""

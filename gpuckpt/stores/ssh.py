@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import GpuckptError, MachineLacks, TransferFailed
 from gpuckpt.stores import frames
+from gpuckpt.stores.directory import MAX_SIGNATURE_BYTES
 from gpuckpt.stores.protocol import count_pieces
 from gpuckpt.system.links import LinkLost
 from gpuckpt.system.ssh import FAILED
@@ -19,6 +20,7 @@ from gpuckpt.system.ssh_failures import explain, last_words
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from gpuckpt.stores.directory import Admit
     from gpuckpt.stores.protocol import Offer, Piece, Stretch, Ticker
     from gpuckpt.system.ssh import Caller
 
@@ -55,6 +57,12 @@ class Peer:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What the other side says it can do."""
+        told = self.hello.get("features")
+        return frozenset(one for one in told if isinstance(one, str)) if isinstance(told, list) else frozenset()
 
     def _greet(self, command: str) -> dict[str, Any]:
         try:
@@ -170,13 +178,13 @@ class SshStore:
         with contextlib.suppress(LinkLost, GpuckptError):
             self.question({"do": "leave"})
 
-    def offer(self, path: str) -> SshOffer:
+    def offer(self, path: str, admit: Admit | None = None) -> SshOffer:
         """Open an image for reading."""
-        return SshOffer(self, path)
+        return SshOffer(self, path, admit)
 
-    def receive(self, path: str, raw_manifest: bytes, _source: Offer | None = None) -> SshArrival:
+    def receive(self, path: str, raw_manifest: bytes, source: Offer | None = None) -> SshArrival:
         """Begin or go on with sending an image there."""
-        return SshArrival(self, path, raw_manifest)
+        return SshArrival(self, path, raw_manifest, source.signature if source is not None else b"")
 
     def round_trip_seconds(self) -> float:
         """Of one question; the second one, for the first finds everything cold."""
@@ -193,10 +201,14 @@ class SshStore:
 class SshOffer:
     """An image there."""
 
-    def __init__(self, store: SshStore, path: str) -> None:
+    def __init__(self, store: SshStore, path: str, admit: Admit | None = None) -> None:
         self._store, self._path = store, path
         answer = store.question({"do": "open", "path": path}, most=manifests.MAX_BYTES)
         self.raw_manifest = bytes(answer.payload)
+        told = str(answer.header.get("signature", "")).encode("ascii", "replace")
+        self.signature = told[:MAX_SIGNATURE_BYTES]
+        if admit is not None:
+            admit(self.raw_manifest, self.signature)
         self.manifest = manifests.decode(self.raw_manifest, f"{store.first.where}:{path}/{manifests.NAME}")
 
     def open_reader(self) -> SshReader:
@@ -261,9 +273,15 @@ class SshArrival:
     durable = True
     """It is on the disk when it is published."""
 
-    def __init__(self, store: SshStore, path: str, raw_manifest: bytes) -> None:
+    def __init__(self, store: SshStore, path: str, raw_manifest: bytes, signature: bytes) -> None:
         self._store = store
-        answer = store.question({"do": "begin", "path": path}, raw_manifest).header
+        if signature and frames.SIGNATURES not in store.first.features:
+            raise MachineLacks(
+                f"the gpuckpt on {store.first.where} knows no signatures: it would lose this image's",
+                "install the same version of gpuckpt on both hosts",
+            )
+        question = {"do": "begin", "path": path, "signature": signature.decode("ascii", "replace")}
+        answer = store.question(question, raw_manifest).header
         parts = manifests.decode(raw_manifest, manifests.NAME).parts
         try:
             self.place, self._token = str(answer["place"]), str(answer["token"])

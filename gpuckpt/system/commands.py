@@ -102,13 +102,23 @@ def run(
     extra_environment: Mapping[str, str] | None = None,
     cwd: str | None = None,
     identity: Invoker | None = None,
+    stdin: int | None = None,
+    new_session: bool = False,
 ) -> Completed:
     """Run a program to its end and return what it printed; as another user where `identity` is given.
 
     After `timeout` seconds it is killed with its whole process group. Raises OSError when it cannot
     be started.
     """
-    child = start(argv, extra_environment=extra_environment, cwd=cwd, capture=True, identity=identity)
+    child = start(
+        argv,
+        extra_environment=extra_environment,
+        cwd=cwd,
+        capture=True,
+        identity=identity,
+        stdin=stdin,
+        new_session=new_session,
+    )
     try:
         stdout, stderr = child.process.communicate(timeout=timeout)
         timed_out = False

@@ -15,6 +15,12 @@ from typing import Any
 AT_FDCWD = -100
 RENAME_NOREPLACE = 1
 UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+STATFS_BYTES = 512
+"""More than struct statfs has anywhere; its first field is f_type."""
+
+IN_MEMORY = (0x01021994, 0x858458F6)
+"""f_type of tmpfs and ramfs (linux/magic.h)."""
+
 MOST_LINKS = 40
 """The kernel's own limit for one path."""
 
@@ -172,6 +178,14 @@ def _content(path: Path, most_bytes: int) -> bytes:
     if len(content) > most_bytes:
         raise OSError(errno.EFBIG, "it is larger than it can be", str(path))
     return content
+
+
+def is_in_memory(path: Path) -> bool:
+    """Whether what is written there stays in memory (and swap): tmpfs or ramfs. False where it cannot be told."""
+    seen = ctypes.create_string_buffer(STATFS_BYTES)
+    if ctypes.CDLL(None).statfs(os.fsencode(path), seen) != 0:
+        return False
+    return ctypes.c_long.from_buffer(seen).value & 0xFFFFFFFF in IN_MEMORY
 
 
 def unsafe_places(path: Path, own_uid: int) -> tuple[str, ...]:

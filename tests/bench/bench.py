@@ -209,6 +209,14 @@ DUMP_CONTENDERS = [
 ]
 
 
+def encrypted_contenders() -> list[Contender]:
+    """What encryption costs: the same dump without it and with it."""
+    import pyrage
+
+    recipient = str(pyrage.x25519.Identity.generate().to_public())
+    return [ours("gpuckpt"), ours("gpuckpt --encrypt-to", "--encrypt-to", recipient)]
+
+
 def compare(lab: Lab, contenders: list[Contender], rounds: int) -> list[Run]:
     """All contenders in turn, `rounds` times."""
     runs = []
@@ -304,6 +312,7 @@ def carry_out(case: Case, rounds: int, results: Path) -> dict[str, dict[str, flo
         "dump": (Lab, DUMP_CONTENDERS),
         "restore": (restoring.RestoreLab, restoring.CONTENDERS),
         "again": (again.AgainLab, again.CONTENDERS),
+        "encrypted": (Lab, encrypted_contenders()),
     }[case.side]
     contenders = [one for one in known if case.only in one.name]
     shutil.rmtree(case.where, ignore_errors=True)
@@ -384,7 +393,7 @@ def main() -> None:
     parser.add_argument("--suite", action="store_true", help="everything, instead of one case")
     parser.add_argument("--megabytes", type=int, default=2048)
     parser.add_argument("--kind", choices=KINDS, default="private")
-    parser.add_argument("--side", choices=["dump", "restore", "again"], default="dump")
+    parser.add_argument("--side", choices=["dump", "restore", "again", "encrypted"], default="dump")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--where", type=Path, default=Path(f"/dev/shm/gpuckpt-bench-{os.getpid()}"))
     parser.add_argument("--disk", type=Path, help="with --suite: a directory, to be made, on a disk")

@@ -273,3 +273,22 @@ def test_a_partial_is_no_image(store, source, there):
     make_image(there / "one.partial", 0.1)
     with pytest.raises(ImageCorrupt, match="no complete image"):
         store.offer(str(there / "one.partial"))
+
+
+def test_a_signature_travels_and_is_judged_before_the_manifest_is_parsed(store, there, tmp_path):
+    image, seen = make_image(tmp_path / "signed", 1), []
+    (image / manifests.SIGNATURE).write_bytes(b"-----BEGIN SSH SIGNATURE-----\nabc\n")
+    offer = DirectoryStore().offer(str(image))
+    send(offer, store, there / "signed")
+    offer.close()
+    copy = store.offer(f"{there}/signed", lambda raw, signature: seen.append((raw, signature)))
+    copy.close()
+    assert seen == [(offer.raw_manifest, b"-----BEGIN SSH SIGNATURE-----\nabc\n")]
+    (there / "signed" / manifests.NAME).write_bytes(b"no manifest at all")
+
+    def refuse(raw, signature):
+        raise Refused(raw.decode())
+
+    with pytest.raises((Refused, ImageCorrupt)) as why:
+        store.offer(f"{there}/signed", refuse)
+    assert "no manifest" in why.value.message or store.kind == "gpuckpt"

@@ -149,6 +149,21 @@ def test_an_appended_log_is_left_alone_unasked(writer):
     assert Path(done["kept_as"]).read_bytes().startswith(whole[len(saved) :])
 
 
+@pytest.mark.parametrize("kind", ["append", "log"])
+def test_a_clone_shares_a_log_that_is_written_meanwhile(writer, kind):
+    """The job goes on while it is cloned: what it writes between our looks is no reason to refuse."""
+    job = writer(kind).start()
+    job.dump("--leave-running")
+    if kind == "log":  # as large as it was, for the dump's size is what CRIU compares; and being written again
+        os.kill(job.pid, 9)
+        rounds.await_end(job.jobs, [job.pid])
+        job.file.write_bytes(job.saved())
+        job.file.touch()
+    clone = rounds.restore(job.jobs, job.image, "--clone").report["data"]
+    job.await_change()
+    assert harness.alive(clone["root_pid"]) and clone["files"] == []
+
+
 def test_a_file_that_was_deleted_comes_back(writer):
     job = writer("log").start()
     job.dump("--leave-running")

@@ -14,6 +14,8 @@ HEAVY = (
     "pynvml",
     "zstandard",
     "blake3",
+    "cryptography",
+    "pyrage",
     "pydantic",
     "gpuckpt.flows",
     "gpuckpt.checks",
