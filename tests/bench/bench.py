@@ -393,7 +393,7 @@ def main() -> None:
     parser.add_argument("--suite", action="store_true", help="everything, instead of one case")
     parser.add_argument("--megabytes", type=int, default=2048)
     parser.add_argument("--kind", choices=KINDS, default="private")
-    parser.add_argument("--side", choices=["dump", "restore", "again", "encrypted"], default="dump")
+    parser.add_argument("--side", choices=["dump", "restore", "again", "encrypted", "migrate"], default="dump")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--where", type=Path, default=Path(f"/dev/shm/gpuckpt-bench-{os.getpid()}"))
     parser.add_argument("--disk", type=Path, help="with --suite: a directory, to be made, on a disk")
@@ -401,6 +401,11 @@ def main() -> None:
     parser.add_argument("--sync", action="store_true", help="sync what CRIU wrote as well (for disks)")
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results")
     chosen = parser.parse_args()
+    if chosen.side == "migrate":
+        from tests.bench import migrating  # two hosts in namespaces, which nobody else needs
+
+        migrating.compare(chosen.megabytes, chosen.rounds)
+        return
     if chosen.suite:
         suite(chosen.where, chosen.megabytes, chosen.rounds, chosen.results, chosen.disk)
         return

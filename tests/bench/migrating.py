@@ -1,6 +1,6 @@
 """gpuckpt migrate beside `criu dump`, `tar | zstd -1 -T0 | ssh`, `criu restore` by script: two hosts, the same process.
 
-    PYTHONPATH=. .venv/bin/python tests/bench/migrating.py [--megabytes 1024] [--rounds 3]
+    make bench BENCH="--side migrate [--megabytes 1024] [--rounds 7]"
 
 The hosts are namespaces of this machine (tests/twohosts.py) with a real sshd and link. The process holds memory that
 compresses by half and rewrites a twentieth of it again and again. Compared is the downtime: from the moment it stands
@@ -9,7 +9,6 @@ still on the one host until it runs on the other. Each round does all of them, o
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import sys
@@ -17,8 +16,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tests import harness
 from tests.twohosts import Host, TwoHosts
@@ -53,29 +50,25 @@ ssh -F $config b "install -m 600 /dev/null /srv/log; $criu restore --images-dir 
 """
 
 
-def main() -> None:
+def compare(megabytes: int, rounds: int) -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=1024)
-    parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
     ways: dict[str, Callable[[TwoHosts, int], float]] = {
         "criu, tar | zstd | ssh, criu": by_script,
         "gpuckpt migrate": by_gpuckpt,
         "gpuckpt migrate --pre-seed": lambda hosts, pid: by_gpuckpt(hosts, pid, "--pre-seed"),
     }
     found: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(given.rounds):
+    for number in range(rounds):
         for name, way in ways.items():
             with tempfile.TemporaryDirectory(prefix="bench-") as place:
                 hosts = TwoHosts(Path(place))
                 try:
-                    found[name].append(measured(hosts, way, given.megabytes))
+                    found[name].append(measured(hosts, way, megabytes))
                 finally:
                     hosts.end()
             print(f"round {number}: {name}: {found[name][-1]:.2f} s", flush=True)
     base = statistics.median(found["criu, tar | zstd | ssh, criu"])
-    print(f"{given.megabytes} MiB, {os.cpu_count()} cores, {given.rounds} rounds; downtime")
+    print(f"{megabytes} MiB, {os.cpu_count()} cores, {rounds} rounds; downtime")
     for name, seconds in found.items():
         middle = statistics.median(seconds)
         print(f"| {name} | min {min(seconds):.2f} s | median {middle:.2f} s | {middle / base:.2f} |")
@@ -112,7 +105,3 @@ def by_gpuckpt(hosts: TwoHosts, pid: int, *options: object) -> float:
     assert answer.status == 0, (answer.error, answer.stderr)
     print({name: round(took, 2) for name, took in answer.report["data"]["seconds"].items()})
     return float(answer.report["data"]["downtime_seconds"])
-
-
-if __name__ == "__main__":
-    main()
