@@ -112,7 +112,7 @@ def inspect(
     is_image = target is not None and (where is None or bool(where.path))
     _refuse_sections(sections, image=is_image, tree=tree is not None)
     _refuse_comparisons(diff, against, local_image=is_image and where is None)
-    asked = None if against is None else options.location(against)
+    asked = None if against is None else options.location(options.with_colon(against))
     if where is not None:
         _refuse_what_is_only_for_here(where, verify=verify, extract=extract, identity=identity)
     elif asked is None:

@@ -278,7 +278,7 @@ def location(text: str) -> Location:
     """Another host and a path there."""
     found = parse_location(text)
     if found is None:
-        raise UsageError(f"{text}: no host is named", "write user@host:/path")
+        raise UsageError(f"{text} names no place on another host", "write user@host:/path")
     return found
 
 

@@ -34,8 +34,13 @@ def holds_images(place: Path) -> bool:
 
 def inspect(place: Path, request: InspectRequest, machine: Machine, interruption: Interruption) -> Report:
     """The images of a directory, by series, newest first."""
-    if request.extract is not None:
-        raise Refused(f"{place} is a directory of images, not an image", "--extract takes one of them")
+    of_one = {
+        "--extract": request.extract,
+        "--diff": request.diff,
+        "--against": request.against,
+    }
+    for option in (name for name, value in of_one.items() if value):
+        raise Refused(f"{place} is a directory of images, not an image", f"{option} takes one of them")
     try:
         found = [stored.look(place / name) for name in stored.images_in(place)]
         if request.verify:

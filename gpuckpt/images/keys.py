@@ -92,6 +92,8 @@ def _read(identity: Path) -> bytes:
         raise NotFound(f"{identity} cannot be read: {error.strerror}", "name an age identity or an SSH key") from None
     with os.fdopen(descriptor, "rb") as file:
         seen = os.fstat(descriptor)
+        if os.pread(descriptor, 8, 0).startswith((b"ssh-", b"age1")):
+            raise Refused(f"{identity} is a public key", "name the private one that belongs to it")
         if seen.st_mode & (stat.S_IRWXG | stat.S_IRWXO) or seen.st_uid not in (0, os.geteuid()):
             raise Refused(
                 f"{identity} is not only yours (mode {stat.S_IMODE(seen.st_mode):04o}, user {seen.st_uid})",

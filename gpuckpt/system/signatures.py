@@ -86,7 +86,10 @@ def require_allowed(content: bytes, signature: bytes, allowed: Path) -> Signer:
                 return Signer(f"{seen[1]} {seen[2]}", name)
     key = key_of(content, signature)
     why = "its signature does not fit the image" if key is None else f"its signer is not among them: {key.key}"
-    raise Refused(f"the image is not signed by one of {allowed}: {why}", "do not restore it, or ask who made it")
+    raise Refused(
+        f"the image is not signed by one of {allowed}: {why}",
+        "do not restore it, or ask who made it; who is allowed stands there as `NAME ssh-ed25519 AAAA…`, one a line",
+    )
 
 
 def key_of(content: bytes, signature: bytes) -> Signer | None:

@@ -60,7 +60,7 @@ def test_a_series_without_options_keeps_all(flow, gpuckpt, tmp_path):
         ("img --tree 1 --push h:/d", "--push is for a series"),
         ("img --tree 1 --ssh-config f", "are for another host"),
         ("--tree 1 --into d --remote-command x", "are for another host"),
-        ("--tree 1 --into d --push /here", "no host is named"),
+        ("--tree 1 --into d --push /here", "names no place on another host"),
         ("--tree 1 --into d --push h:/d --remote-command=", "--remote-command is empty"),
         *(
             (f"--tree 1 --into d --keep {bad}", "not a number from 1 on")
