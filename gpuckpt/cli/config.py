@@ -22,7 +22,7 @@ HOST_OPTIONS = ("remote-command", "ssh-config", "connections", "bwlimit")
 OF_ONE_RUN = (
     *("config", "show-config", "json", "dry-run"),
     *("tree", "pid-file", "unit", "into", "name", "push", "no-base"),
-    *("base", "verify", "verify-only", "extract", "delete-source"),
+    *("base", "verify", "verify-only", "extract", "delete-source", "keep-image"),
     *("allow", "overwrite-files", "truncate-files", "gpu", "stdin", "stdout", "stderr"),
 )
 """What no file may say: which job, what a run shall do, and permissions, which each run must be given anew."""

@@ -10,6 +10,7 @@ from gpuckpt.cli import completing, options
 from gpuckpt.cli.manner import SECTIONS, Manner
 from gpuckpt.cli.reaching import TO_ASK, Ways, with_ways
 from gpuckpt.cli.session import carry_out
+from gpuckpt.cli.verb import was_typed
 from gpuckpt.model.errors import UsageError
 from gpuckpt.model.location import Location
 
@@ -114,7 +115,9 @@ def inspect(
     _refuse_comparisons(diff, against, local_image=is_image and where is None)
     asked = None if against is None else options.location(options.with_colon(against))
     if where is not None:
-        _refuse_what_is_only_for_here(where, verify=verify, extract=extract, identity=identity)
+        # One from a file is meant for images of this host; it says nothing about this one.
+        typed = identity if was_typed(context, "identity") else None
+        _refuse_what_is_only_for_here(where, verify=verify, extract=extract, identity=typed)
     elif asked is None:
         ways.refuse_here()
     from gpuckpt.model.requests import InspectRequest  # noqa: PLC0415  --help and TAB need no request

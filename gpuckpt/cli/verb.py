@@ -21,7 +21,7 @@ CONFIGURATION = "gpuckpt.configuration"
 NUMBERS = ("SECONDS", "N", "K", "LEVEL", "RATE")
 PATHS = ("FILE", "DIR", "IMAGE")
 """Metavars of options whose values are numbers, and paths."""
-PLACES = ("target", "source", "image", "push")
+PLACES = ("target", "source", "image", "push", "against")
 """Arguments and options that may name another host."""
 
 
@@ -139,12 +139,13 @@ def _place(command: str, typed: Mapping[str, Any]) -> Location | None:
 
 def _origins(message: str, ctx: Any, settings: Table) -> list[str]:
     named = {name.removeprefix("--") for name in re.findall(r"--[a-z-]*[a-z]", message)}
-    typed = {_long_name(item) for item in ctx.command.params if _was_typed(ctx, item)}
+    typed = {_long_name(item) for item in ctx.command.params if was_typed(ctx, item.name)}
     return [f"{name} comes from {settings[name].path}" for name in sorted(named - typed) if name in settings]
 
 
-def _was_typed(ctx: Any, item: Any) -> bool:
-    source = ctx.get_parameter_source(item.name)
+def was_typed(ctx: Any, name: str) -> bool:
+    """Whether a parameter stands on the command line, and is not from a file."""
+    source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 

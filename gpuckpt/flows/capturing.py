@@ -343,13 +343,16 @@ def _read_base(
 ) -> Base | None:
     why_not = unsealing.why_not_shared(base.manifest, identity, encrypted=sealing is not None)
     if why_not:
-        notes.append(f"the base {base.path} shares nothing: {why_not}")
+        notes.append(f"{base_shares_nothing(base.path)}: {why_not}")
         return None
     try:
         index = _index_of(base, identity)
         _require_names_that_fit(base, index)
         return sharing.Base(base.part("packs"), index, first)
-    except (ImageCorrupt, ImageTooNew, Refused, NotFound) as error:
+    except (Refused, NotFound) as error:  # the key is not the one, and nothing is said against the base
+        notes.append(f"{base_shares_nothing(base.path)}: {error.message}")
+        return None
+    except (ImageCorrupt, ImageTooNew) as error:
         notes.append(f"{base_not_used(base.path)}: {error.message}")
         return None
 
@@ -369,8 +372,13 @@ def _index_of(base: Image, identity: Path | None) -> Index:
 
 
 def base_not_used(base: Path) -> str:
-    """How a note begins that says why a base was not used."""
+    """How a note begins that says why a base was not used: it is not what it should be."""
     return f"the base {base} was not used"
+
+
+def base_shares_nothing(base: Path) -> str:
+    """How a note begins that says why a base is of no use here, good as it may be."""
+    return f"the base {base} shares nothing"
 
 
 def open_base(request: DumpRequest, interruption: Interruption, notes: list[str]) -> Image | None:

@@ -145,7 +145,7 @@ def _asked_for(image: directory.Image, request: InspectRequest, interruption: In
 
 def _other(path: Path, request: InspectRequest) -> View:
     """The image that another is compared with, opened by the same key where it needs one. Raises GpuckptError."""
-    stored = directory.open_image(path)
+    stored = directory.open_image(path, Admission.of(request.allowed_signers))
     if not is_encrypted(stored.manifest):
         return View(stored, stored)
     try:

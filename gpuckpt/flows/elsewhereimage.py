@@ -206,6 +206,7 @@ class Elsewhere:
     def let_go(self) -> None:
         """The tree is up: neither the other side nor the memory are needed any more."""
         self._far.end()
+        self._view.let_go()
         for part in memory_of(self._view.stored.manifest):
             with contextlib.suppress(OSError):
                 self._view.stored.part(part).unlink()

@@ -65,7 +65,7 @@ class ImageSource(Protocol):
         """Where what CRIU reads must lie, in memory: of an encrypted image."""
 
     def let_go(self) -> None:
-        """The tree is up: only its small files are still needed."""
+        """The tree is up: only its manifest is still needed."""
 
 
 class Here:
@@ -109,6 +109,7 @@ class Here:
 
     def let_go(self) -> None:
         """Its lock stays until the restore is over."""
+        self._view.let_go()
 
 
 @contextlib.contextmanager

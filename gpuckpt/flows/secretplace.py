@@ -34,6 +34,15 @@ class SecretPlace:
         """Whoever ends that run after a crash removes it. Raises OSError."""
         (run_directory / runs.SECRETS).symlink_to(self.path)
 
+    def empty(self) -> None:
+        """Remove all that is in it."""
+        with contextlib.suppress(OSError):  # whoever settles the run of a --wait may have removed it
+            for entry in list(self.path.iterdir()):
+                if entry.is_dir():
+                    shutil.rmtree(entry, ignore_errors=True)
+                else:
+                    entry.unlink(missing_ok=True)
+
     def remove(self) -> None:
         """Remove it, with all that is in it."""
         shutil.rmtree(self.path, ignore_errors=True)

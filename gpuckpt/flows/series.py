@@ -130,10 +130,15 @@ class SeriesDump:
         return None
 
     def _judge_base(self, base: Path | None, notes: list[str]) -> None:
-        unused = next((note for note in notes if base and note.startswith(capturing.base_not_used(base))), None)
-        if base is not None and unused is not None:
+        if base is None:
+            return
+        unused = next((note for note in notes if note.startswith(capturing.base_not_used(base))), None)
+        if unused is not None:
             self.full, self.damaged_base = unused, base.name
             self.findings.append(_damaged(f"{unused}; the new image is a full one", base))
+            return
+        unshared = (note for note in notes if note.startswith(capturing.base_shares_nothing(base)))
+        self.full = next(unshared, self.full)
 
     def _prune(self, newest: str) -> None:
         pruning = Pruning(self.place, self.name, self.into.rules, lambda: self.interruption.caught is None)

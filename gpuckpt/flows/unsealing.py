@@ -68,6 +68,11 @@ class View:
         if self.place is not None:
             self.place.belongs_to(run_directory)
 
+    def let_go(self) -> None:
+        """Only the manifest is still needed: nothing of it stays in clear, however long the job is waited for."""
+        if self.place is not None:
+            self.place.empty()
+
     def close(self) -> None:
         """Let it go: nothing of it stays in clear."""
         if self.place is not None:

@@ -284,6 +284,24 @@ def test_defaults_for_a_restore_do_not_forbid_a_repair(file, gpuckpt, flow):
     assert gpuckpt("inspect", "--config", path)[0] == 0
 
 
+def test_a_key_for_images_here_does_not_forbid_a_look_at_one_elsewhere(file, gpuckpt, flow):
+    flow.answer = restore_report()
+    path = file("[inspect]\nidentity = '/k'")
+    assert gpuckpt("inspect", "gpu7:/srv/job", "--config", path)[0] == 0
+    status, _, err = gpuckpt("inspect", "gpu7:/srv/job", "--identity", "/k", "--config", path)
+    assert status == 2
+    assert "--identity needs an image of this host" in err
+
+
+def test_the_host_that_is_asked_about_an_image_is_reached_by_its_table(file, gpuckpt, flow, tmp_path):
+    flow.answer = restore_report()
+    path = file("[inspect]\nidentity = '/k'\n[host.gpu7]\nssh-config = '/x'\nremote-command = 'sudo -n gpuckpt'")
+    assert gpuckpt("inspect", str(tmp_path), "--against", "me@gpu7:", "--config", path)[0] == 0
+    reach = flow.request.against
+    assert (reach.ssh_config, reach.remote_command) == (Path("/x"), "sudo -n gpuckpt")
+    assert flow.request.identity == Path("/k")
+
+
 def test_rules_of_a_series_do_not_forbid_a_dump_that_goes_into_none(file, gpuckpt, flow, tmp_path):
     flow.answer = dump_report()
     path = file("[dump]\nkeep = 6\nkeep-within = '24h'\nmin-free = '10%'\nfull-every = '1d'")

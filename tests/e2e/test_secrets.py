@@ -136,6 +136,46 @@ def test_memory_is_injected_and_shared_with_a_base(work, jobs):
     nothing_is_left()
 
 
+@pytest.mark.parametrize("wrong", ["another key", "no key"])
+def test_a_series_whose_key_is_the_wrong_one_is_not_called_damaged(work, jobs, wrong):
+    """The old image is good: it goes by the rules, and nobody is told to remove it."""
+    _, recipient = age_key(work / "identity")
+    identity = age_key(work / "other")[0] if wrong == "another key" else work / "missing"
+    job = jobs.start("/bin/sleep", "1000")
+    place = work / "series"
+    place.mkdir(mode=0o700)
+    into = ("dump", "--tree", job.pid, "--leave-running", "--into", place, "--name", "job", "--keep", "1")
+    first = gpuckpt(*into, "--encrypt-to", recipient, *SETTLE)
+    second = gpuckpt(*into, "--encrypt-to", recipient, "--identity", identity, *SETTLE)
+    assert (first.status, second.status) == (0, 0), explain(second)
+    series = second.report["data"]["series"]
+    assert "series-damaged" not in second.finding_ids
+    assert series["base"] is None
+    assert str(identity) in series["full"]
+    assert series["removed"] == [Path(first.report["data"]["image"]).name]
+
+
+def test_nothing_lies_in_clear_while_the_job_is_waited_for(work, jobs):
+    identity, recipient = age_key(work / "identity")
+    job = jobs.python("counter.py", work / "log")
+    wait_for_count(work / "log", 3)
+    before = set(in_clear())
+    rounds.dump(jobs, job.pid, work / "image", "--encrypt-to", recipient)
+    waiting = harness.start_gpuckpt("restore", work / "image", "--identity", identity, "--wait", *SETTLE)
+    jobs.own(waiting)
+    harness.wait_for(lambda: harness.alive(job.pid), "it comes up")
+    jobs.adopt(job.pid)
+    wait_for_count(work / "log", numbers(work / "log")[-1] + 1)
+    harness.wait_for(
+        lambda: not any(list(place.rglob("*")) for place in set(in_clear()) - before), "nothing lies in clear"
+    )
+    assert harness.alive(job.pid)
+    os.kill(job.pid, 9)
+    out, _ = waiting.communicate(timeout=60)
+    assert waiting.returncode == 137, out
+    nothing_is_left()
+
+
 def test_over_the_wire(work, jobs, sshd):
     from tests.e2e.test_restore_from_elsewhere import reach
 
