@@ -208,11 +208,13 @@ def _inspect_tree(pid: int, request: InspectRequest, machine: Machine) -> Report
     about_the_tree = tuple(check for check in checks.DUMP_CHECKS if not check.id.startswith(("image-", "disk-")))
     findings = checks.judge(about_the_tree, facts, frozenset())
     leftover = runs.leftover_of(facts.tree.root)
+    # A dump refuses it until it was repaired; what an interrupted run left running is cleared by the dump.
+    held = leftover is not None and any(process.state in ("T", "t") for process in facts.tree.processes)
     data: dict[str, Any] = {
         "kind": "process",
         "tree": to_json(facts.tree),
         "host": to_json(facts.host),
-        "dumpable": "no" if checks.blocking(findings) else "yes",
+        "dumpable": "no" if held or checks.blocking(findings) else "yes",
         "estimate_bytes": estimate_bytes(facts.tree),
         "interrupted": None if leftover is None else _interrupted(leftover),
     }

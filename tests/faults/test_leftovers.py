@@ -140,6 +140,7 @@ def test_inspect_says_what_was_interrupted(unix_job, place):
     answer = gpuckpt("inspect", "--tree", unix_job.root)
     assert answer.status == 0
     assert answer.report["data"]["interrupted"]["operation"] == "dump"
+    assert answer.report["data"]["dumpable"] == "yes", "it runs: the next dump clears what is left"
     answer = gpuckpt("restore", "--tree", unix_job.root)
     assert (answer.status, answer.report["process"]) == (0, "running"), answer.error
     unix_job.assert_goes_on()
@@ -154,6 +155,7 @@ def test_a_leftover_of_a_tree_that_is_held_is_repaired_first(unix_job, place):
     answer = gpuckpt("dump", "--tree", unix_job.root, place / "img", *SETTLE)
     assert answer.status == 22, answer.error
     assert f"gpuckpt restore --tree {unix_job.root}" in answer.error["hint"]
+    assert gpuckpt("inspect", "--tree", unix_job.root).report["data"]["dumpable"] == "no"
     answer = gpuckpt("restore", "--tree", unix_job.root)
     assert (answer.status, answer.report["process"]) == (0, "running"), answer.error
     unix_job.assert_goes_on()
