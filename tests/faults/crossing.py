@@ -263,6 +263,8 @@ def _strike(crossing: Crossing, target: str, step: str) -> bool:
     if step in ("prepared", "go sent"):
         # Main cannot go on from `prepared`, nor the copy's owner from `go`, while they are stopped.
         hit = crossing.until("preparing")
+        # It says so before it asks: the owner there has its order once it has asked.
+        wait_for(lambda: not hit or crossing.journal_has(crossing.hosts.b, "order"), "the other host was asked")
         stopped = _stop([crossing.main_pid]) if hit else []
         wait_for(lambda: crossing.journal_has(crossing.hosts.b, "prepared"), "the copy stands ready")
         if step == "go sent":
