@@ -126,6 +126,8 @@ def _namespaces(facts: DumpFacts) -> Judgement | None:
         "start the job without namespaces of its own (systemd: no PrivateTmp=, PrivateDevices=, PrivateNetwork=, "
         "PrivateUsers=, ProtectSystem=, ProtectHome=, ReadOnlyPaths=), or run gpuckpt inside them with nsenter"
     )
+    if "net" in differing:
+        hint += "; --allow does not save its network: after a restore nothing answers at its ports"
     return none_of(found, expected="the namespaces that gpuckpt is in", hint=hint, fine="the same")
 
 
