@@ -185,7 +185,8 @@ def await_orphaned_criu(past: journals.PastRun, log: Path) -> bool:
         if time.monotonic() > deadline:
             procfs.send(identity, signal.SIGKILL)
         time.sleep(0.02)
-    return not choked and not _has_verdict(log)
+    # It opens its log before it looks at any process: without one it never came to the tree.
+    return not choked and log.exists() and not _has_verdict(log)
 
 
 def _has_verdict(log: Path) -> bool:

@@ -41,8 +41,17 @@ def test_nobody_knows_of_a_stopped_process_in_which_criu_died(jobs, tmp_path):
     assert procfs.state(tree.stopped[0]) == "T"
 
 
-@pytest.mark.parametrize(("where", "state"), [("run/repair", "frozen"), ("another/repair", "running")])
-def test_who_repairs_at_once_says_it_too(jobs, tmp_path, where, state):
+@pytest.mark.parametrize(
+    ("where", "log", "state"),
+    [
+        # No word of how it ended: it was killed.
+        ("run/repair", "Dumping core\n", "frozen"),
+        ("another/repair", "Dumping core\n", "running"),
+        # The owner was killed when it had just started CRIU, which never came to the tree.
+        ("run/repair", None, "running"),
+    ],
+)
+def test_who_repairs_at_once_says_it_too(jobs, tmp_path, where, log, state):
     """Owner and CRIU were killed: main's own repair tells the person; a later run's must be able to clear it away."""
     tree = stopped_tree(jobs)
     run, own = tmp_path / "run", tmp_path / where
@@ -51,7 +60,8 @@ def test_who_repairs_at_once_says_it_too(jobs, tmp_path, where, state):
     criu = jobs.start("true")
     criu.wait()
     Journal(run).write("criu-started", pid=criu.pid, start_ticks=1)
-    (run / "criu.log").write_text("Dumping core\n")  # no word of how it ended: it was killed
+    if log is not None:
+        (run / "criu.log").write_text(log)
     ours, theirs = (Channel(one) for one in socket.socketpair())
     with contextlib.closing(ours), contextlib.closing(theirs):
         repair(RepairOrder(str(own), str(run), tree, None), theirs, Means(None, Journal(own), GpuDriver))
