@@ -24,9 +24,9 @@ lint: setup ## style, types, and which module may import which
 	$(VENV)/lint-imports
 
 # Byte code is kept, as in an installation: the tests start gpuckpt a thousand times and more.
-# In two processes where each can have a network and a /run/gpuckpt of its own: the tests wait more than they work.
+# In three processes where each can have a network and a /run/gpuckpt of its own: two leave a third of two cores idle, waiting.
 pytest: lint
-	@if tests/apart -c '' 2>/dev/null; then set -- --dist loadfile --tx '2*popen//python=tests/apart'; else set --; fi; \
+	@if tests/apart -c '' 2>/dev/null; then set -- --dist loadfile --tx '3*popen//python=tests/apart'; else set --; fi; \
 	env -u PYTHONDONTWRITEBYTECODE $(VENV)/python -m pytest "$$@"
 
 soak: setup ## a thousand dumps and restores with something killed in each (needs root): SOAK="--count 1000 --seed 7 --minutes 90"
