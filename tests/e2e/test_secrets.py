@@ -172,7 +172,7 @@ def test_nothing_lies_in_clear_while_the_job_is_waited_for(work, jobs):
     assert harness.alive(job.pid)
     os.kill(job.pid, 9)
     out, _ = waiting.communicate(timeout=60)
-    assert waiting.returncode == 137, out
+    assert waiting.returncode == 128 + 9, out
     nothing_is_left()
 
 
