@@ -102,7 +102,7 @@ def dump(
             "--name",
             metavar="NAME",
             parser=options.series_name,
-            help="With --into: the name of the series. Without it: the program's name and its pid.",
+            help="With --into: the name of the series. Without it: the program's name (encrypted: job) and its pid.",
         ),
     ] = None,
     keep: Annotated[

@@ -148,7 +148,7 @@ def add_captured(sheet: Sheet, manifest: Manifest) -> None:
     if not manifest.captured:
         return
     sizes = {part.path: part.size for part in manifest.parts}
-    total = sum(sizes.get(one.part, 0) for one in manifest.captured)
+    total = sum(sizes.get(part, 0) for part in {one.part for one in manifest.captured})
     rows = [(words.size(sizes.get(one.part)), one.reason, one.path) for one in manifest.captured]
     sheet.heading("Captured files", f"{len(rows)}, {words.size(total)}")
     sheet.table(">SIZE WHY PATH", rows)

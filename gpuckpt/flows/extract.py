@@ -84,6 +84,8 @@ def _commands(view: View, target: Path) -> Iterator[str]:
     for one in manifest.captured:
         install = ["install", "-m", f"{one.mode:o}", "-o", str(one.uid), "-g", str(one.gid)]
         made = shlex.join([*install, str(files / one.part), one.path])
+        if one.reason == OPEN and one.linked_to:  # a further name of a file that stands by then
+            made = shlex.join(["ln", one.linked_to, one.path])
         # A file that the job had open may be a newer one here: that is for a person to decide.
         yield f"test -e {shlex.quote(one.path)} || {made}" if one.reason == OPEN else made
     inherited = [(one.fd, one.key) for one in manifest.tree.outside_stdio if one.kind != "tty"]

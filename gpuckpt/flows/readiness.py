@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gpuckpt.flows import settle
 from gpuckpt.model.errors import RestoredUnhealthy
 from gpuckpt.model.report import Event
-from gpuckpt.system import probing, procfs
+from gpuckpt.system import procfs
 from gpuckpt.system.shell import run_line
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpuckpt.flows.machine import Machine
     from gpuckpt.model.facts import ProcessId
     from gpuckpt.model.requests import Readiness
+    from gpuckpt.system.probing import Attempt
 
     Probe = Callable[[float], str | None]
     """One attempt, with the seconds that are left for all of them: None when ready, else why not."""
@@ -58,7 +59,7 @@ def see_ready(
 
         def look() -> None:
             check()
-            if procfs.state(root) in settle.ENDED:
+            if procfs.state(root) in procfs.ENDED:
                 why = f"process {root.pid} ended before it was ready{settle.how_it_ended(watched.wait_status())}"
                 raise RestoredUnhealthy(why, "its own output says why", process="gone")
 
@@ -93,6 +94,8 @@ def wait_until_ready(readiness: Readiness, variables: Mapping[str, str], check: 
 
 def _probes(readiness: Readiness, variables: Mapping[str, str], check: Callable[[], None]) -> dict[str, Probe]:
     """The quick ones first: they cost nothing while it is not up."""
+    from gpuckpt.system import probing  # noqa: PLC0415  http.client and its kin are for those who ask for them
+
     probes: dict[str, Probe] = {}
     if readiness.address is not None:
         host, port = address = readiness.address
@@ -130,7 +133,7 @@ def _sleep(seconds: float, check: Callable[[], None]) -> None:
         check()
 
 
-def _attempt(begin: Callable[[float], probing.Attempt], left: float, check: Callable[[], None]) -> str | None:
+def _attempt(begin: Callable[[float], Attempt], left: float, check: Callable[[], None]) -> str | None:
     seconds = min(left, ATTEMPT_SECONDS)
     until = time.monotonic() + seconds
     attempt = begin(seconds)

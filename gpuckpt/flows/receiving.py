@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.05
 WORKING_SECONDS = 5.0
 DISCARD_SECONDS = 10.0
-ENDED = (None, "Z", "X")
 
 
 class Copy(threading.Thread):
@@ -279,4 +278,4 @@ def _verdict(transaction: str) -> Verdict:
     if stands.word == "cancelled":
         return "cancelled"
     root = stands.ids[:1]
-    return "running" if any(procfs.state(one) not in ENDED for one in root) else "ended"
+    return "running" if any(procfs.state(one) not in procfs.ENDED for one in root) else "ended"

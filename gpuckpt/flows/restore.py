@@ -487,7 +487,7 @@ class RestoreWork:
     def still_there(self, report: Report) -> Report:
         """The report of a restore whose tree --post-restore has not ended. Raises RestoredUnhealthy."""
         root = self.root
-        if self.request.hooks.after is not None and root is not None and procfs.state(root) in settle.ENDED:
+        if self.request.hooks.after is not None and root is not None and procfs.state(root) in procfs.ENDED:
             why = f"process {root.pid} ended while --post-restore ran"
             raise RestoredUnhealthy(why, "try the command by itself")
         return report

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -36,7 +35,7 @@ class Sealing:
     """The encryption of one image."""
 
     recipients: tuple[str, ...]
-    image_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    image_id: str = field(default_factory=lambda: os.urandom(16).hex())
     digest_key: bytes = field(default_factory=lambda: os.urandom(KEY_BYTES), repr=False)
     """A base's, where packs are taken over from one."""
     _secret: bytes = field(default_factory=lambda: os.urandom(KEY_BYTES), repr=False)

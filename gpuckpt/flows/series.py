@@ -30,6 +30,9 @@ from gpuckpt.model.report import Finding, Report
 from gpuckpt.stores import series as stored
 from gpuckpt.system import procfs
 
+ENCRYPTED = "job"
+"""In the place of the program's name: whoever can list the directory reads names of images."""
+
 if TYPE_CHECKING:
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
 
 def dump(request: DumpRequest, into: Into, machine: Machine, interruption: Interruption) -> Report:
     """Save the tree as the next image of a series. Raises as dumping.dump, Busy where the last run still works."""
-    name = into.name or series.default_name(procfs.program_of(gather.identify(request.pid).pid), request.pid)
+    name = into.name or default_name(request)
     stored.refuse_other_latest(into.directory)
     work = SeriesDump(request, into, name, machine, interruption)
     if request.dry_run:
@@ -47,6 +50,12 @@ def dump(request: DumpRequest, into: Into, machine: Machine, interruption: Inter
     with stored.alone(into.directory, name):
         work.notes += stored.clear_partials(into.directory, name)
         return work.perform()
+
+
+def default_name(request: DumpRequest) -> str:
+    """The name of a series that nobody named; an encrypted one says nothing of the job. Raises NotFound."""
+    process = gather.identify(request.pid)
+    return series.default_name(ENCRYPTED if request.encrypt_to else procfs.program_of(process.pid), request.pid)
 
 
 @dataclass

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from gpuckpt.owner.messages import TreeOrder
 
 STEP_SECONDS = 0.1
-ENDED = (None, "Z", "X")
 
 
 def require_alive(ids: Sequence[ProcessId], seconds: float) -> None:
@@ -46,7 +45,7 @@ def how_it_ended(wait_status: int | None) -> str:
 def stays_alive(ids: Sequence[ProcessId], seconds: float) -> bool:
     """Whether the root lives for `seconds`, watched until then."""
     deadline = time.monotonic() + seconds
-    while procfs.state(ids[0]) not in ENDED:
+    while procfs.state(ids[0]) not in procfs.ENDED:
         if time.monotonic() >= deadline:
             return True
         time.sleep(STEP_SECONDS)

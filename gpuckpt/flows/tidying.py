@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import time
 from typing import TYPE_CHECKING
 
@@ -29,28 +27,19 @@ def tidy(place: Path) -> None:
 def remove(path: Path, image_id: str | None = None) -> bool:
     """Remove an image, or one under work, unless somebody has it open; with `image_id` this image only."""
     try:
-        held = _Partial(path) if path.name.endswith(directory.PARTIAL_SUFFIX) else directory.open_for_removal(path)
+        if path.name.endswith(directory.PARTIAL_SUFFIX):
+            return image_id is None and bool(directory.remove_leftover(path))
+        return _remove_image(path, image_id)
     except (GpuckptError, OSError):
         return False
+
+
+def _remove_image(path: Path, image_id: str | None) -> bool:
+    image = directory.open_for_removal(path)
     try:
-        if image_id is not None and (isinstance(held, _Partial) or held.manifest.image_id != image_id):
+        if image_id not in (None, image.manifest.image_id):
             return False
-        gone = path if isinstance(held, _Partial) else path.with_name(path.name + directory.PARTIAL_SUFFIX)
-        if gone != path:
-            path.rename(gone)
-        shutil.rmtree(gone)
-    except OSError:
-        return False
+        directory.remove(image)
     finally:
-        held.close()
+        image.close()
     return True
-
-
-class _Partial:
-    """An image under work whose maker has ended."""
-
-    def __init__(self, path: Path) -> None:
-        self._lock = directory.lock_partial(path)
-
-    def close(self) -> None:
-        os.close(self._lock)

@@ -9,7 +9,6 @@ its journal; the same command goes on from there. A line that breaks is connecte
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,14 +112,12 @@ def _protect(image: directory.Image, request: PushRequest, place: str, verified:
 
 
 def _delete(path: Path, image_id: str) -> None:
-    """Remove the source. From its first step on it is no image any more, so that a crash leaves no half one."""
+    """Remove the source."""
     image = directory.open_for_removal(path)
     try:
         if image.manifest.image_id != image_id:
             raise Refused(f"{path} is another image by now and was not removed", "look what is there")
-        gone = path.with_name(path.name + directory.PARTIAL_SUFFIX)
-        path.rename(gone)
-        shutil.rmtree(gone)
+        directory.remove(image)
     except OSError as error:
         raise MachineLacks(
             f"the copy is complete, but {path} could not be removed: {in_words(error)}", "remove it by hand"

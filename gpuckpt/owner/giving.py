@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from gpuckpt.model.facts import ProcessId
     from gpuckpt.owner.messages import TreeOrder
 
-ENDED = (None, "Z", "X")
 STOP_SECONDS = 5.0
 
 
@@ -49,10 +48,10 @@ def continue_all(tree: TreeOrder) -> None:
 def await_stopped(tree: TreeOrder) -> None:
     """Give the stops a moment to show in /proc."""
     deadline = time.monotonic() + STOP_SECONDS
-    while time.monotonic() < deadline and any(procfs.state(one) not in ("T", *ENDED) for one in _living(tree)):
+    while time.monotonic() < deadline and any(procfs.state(one) not in ("T", *procfs.ENDED) for one in _living(tree)):
         time.sleep(0.01)
 
 
 def _living(tree: TreeOrder) -> list[ProcessId]:
     """Without those that its user had stopped: they stay as they are."""
-    return [one for one in tree.ids if one not in tree.stopped and procfs.state(one) not in ENDED]
+    return [one for one in tree.ids if one not in tree.stopped and procfs.state(one) not in procfs.ENDED]

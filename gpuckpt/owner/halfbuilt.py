@@ -26,7 +26,6 @@ KILL_SECONDS = 10.0
 SLACK_SECONDS = 2.0
 """Between the last line of CRIU's log and the last thing CRIU did."""
 
-ENDED = (None, "Z", "X")
 
 NAMESPACE = "namespace"
 """The journal's line about process 1 of the pid namespace that a tree has for itself."""
@@ -51,7 +50,9 @@ def own_processes(log: Path, pids: Iterable[int], *, born_after: int, long_ago: 
     forked = {int(pid) for pid in _FORKING.findall(text)} - {int(pid) for pid in _NOT_FORKED.findall(text)}
     born_before = _last_written_ticks(log) if long_ago else float("inf")
     alive = (now for pid in pids if pid in forked and (now := procfs.process_id(pid)))
-    return [now for now in alive if born_after <= now.start_ticks <= born_before and procfs.state(now) not in ENDED]
+    return [
+        now for now in alive if born_after <= now.start_ticks <= born_before and procfs.state(now) not in procfs.ENDED
+    ]
 
 
 def end_half_built(log: Path, pids: Collection[int], *, born_after: int, long_ago: bool = False) -> list[int]:
@@ -111,7 +112,7 @@ def end_namespace(init: ProcessId) -> list[int]:
     while (left := [one for one in members if procfs.is_same(one)]) and time.monotonic() < deadline:
         namespaces.reap_all()
         time.sleep(0.01)
-    return [one.pid for one in left if procfs.state(one) not in ENDED]
+    return [one.pid for one in left if procfs.state(one) not in procfs.ENDED]
 
 
 def init_of(past: PastRun) -> ProcessId | None:

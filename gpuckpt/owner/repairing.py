@@ -36,7 +36,7 @@ from gpuckpt.owner.halfbuilt import (
 )
 from gpuckpt.owner.messages import Channel, DumpOrder, Given, RepairOrder, RestoreOrder, TreeOrder, order_from_json
 from gpuckpt.owner.runs import CRIU_LOG, began
-from gpuckpt.owner.unwind import ENDED, Means, doubted, end_all, has_gone_on, look, remove_network_lock, unwind
+from gpuckpt.owner.unwind import Means, doubted, end_all, has_gone_on, look, remove_network_lock, unwind
 from gpuckpt.system import criu_log, procfs
 
 GONE_SECONDS = 10.0
@@ -176,12 +176,12 @@ def await_orphaned_criu(past: journals.PastRun, log: Path) -> bool:
         order is not None
         and order["kind"] == "dump"
         and not past.has("at-gate")
-        and procfs.state(identity) not in ENDED
+        and procfs.state(identity) not in procfs.ENDED
     )
     if choked:
         choke(identity.pid)
     deadline = time.monotonic() + CRIU_SECONDS
-    while procfs.state(identity) not in ENDED and time.monotonic() < deadline + KILLED_SECONDS:
+    while procfs.state(identity) not in procfs.ENDED and time.monotonic() < deadline + KILLED_SECONDS:
         if time.monotonic() > deadline:
             procfs.send(identity, signal.SIGKILL)
         time.sleep(0.02)

@@ -36,7 +36,7 @@ from gpuckpt.owner.identifying import find, identify, numbers_inside
 from gpuckpt.owner.messages import Channel, PeerGone, TreeOrder
 from gpuckpt.owner.streams import Streams
 from gpuckpt.owner.suspension import HOLD_SECONDS, ResumeFailed, in_parallel, let_run, resume_all
-from gpuckpt.owner.unwind import ENDED, MEMORY_WAIT_SECONDS, Means, remove_network_lock
+from gpuckpt.owner.unwind import MEMORY_WAIT_SECONDS, Means, remove_network_lock
 from gpuckpt.system import cgroups, criu, criu_log, namespaces, procfs, terminal
 from gpuckpt.system.hold import Hold, HoldError
 
@@ -237,7 +237,7 @@ class RestoreWork:
             raise
 
     def _decide(self, tree: TreeOrder) -> None:
-        ended = [one.pid for one in tree.ids if procfs.state(one) in ENDED]
+        ended = [one.pid for one in tree.ids if procfs.state(one) in procfs.ENDED]
         if ended:
             raise ResumeFailed(f"process {ended[0]} was ended by somebody while it was held")
         if decide(self._order.transaction, "go", tree.ids).word != "go":
@@ -365,7 +365,7 @@ class RestoreWork:
 
 def _threads_of(tree: TreeOrder) -> list[int]:
     """Every thread of the tree's living processes: a zombie has none that could be held."""
-    living = [identity.pid for identity in tree.ids if procfs.state(identity) not in ENDED]
+    living = [identity.pid for identity in tree.ids if procfs.state(identity) not in procfs.ENDED]
     return [tid for pid in living for tid in procfs.threads(pid)]
 
 

@@ -224,7 +224,7 @@ def _matters(directory: Path, operation: str, ids: tuple[ProcessId, ...]) -> boo
     unwound = past.last("unwound")
     if unwound is not None and unwound.get("state") == "running":
         return False
-    return any(procfs.state(one) not in halfbuilt.ENDED for one in ids)
+    return any(procfs.state(one) not in procfs.ENDED for one in ids)
 
 
 def came_alive(directory: Path) -> bool:
@@ -243,7 +243,7 @@ def criu_at_work(past: journals.PastRun) -> bool:
     line = past.last("criu-started")
     if line is None:
         return False
-    return procfs.state(ProcessId(int(line["pid"]), int(line["start_ticks"]))) not in halfbuilt.ENDED
+    return procfs.state(ProcessId(int(line["pid"]), int(line["start_ticks"]))) not in procfs.ENDED
 
 
 def remove(directory: Path) -> None:

@@ -36,7 +36,6 @@ COPY_SECONDS = 1800.0
 LOCK_MARGIN_SECONDS = 10.0
 PATIENCE_SECONDS = 60.0
 STOP_SECONDS = 10.0
-ENDED = (None, "Z", "X")
 
 
 class SuspendFailed(Exception):
@@ -127,7 +126,7 @@ def hold_all_but_restore_threads(hold: Hold, tree: TreeOrder) -> None:
     def application_threads() -> list[int]:
         pids = [identity.pid for identity in procfs.tree_ids(tree.root)]
         tids = (tid for pid in pids for tid in procfs.threads(pid) if tid not in spared)
-        return [tid for tid in tids if procfs.thread_state(tid) not in ENDED]
+        return [tid for tid in tids if procfs.thread_state(tid) not in procfs.ENDED]
 
     hold.take_all(application_threads, time.monotonic() + HOLD_SECONDS)
 
@@ -137,7 +136,7 @@ def _everyone(tree: TreeOrder, suspender: Suspender) -> list[ProcessId]:
     found = procfs.tree_ids(tree.root)
     suspended = {member.id for member in tree.cuda}
     for identity in found:
-        if identity in suspended or procfs.state(identity) in ENDED:
+        if identity in suspended or procfs.state(identity) in procfs.ENDED:
             continue
         if suspender.restore_tid(identity.pid) is not None:
             raise SuspendFailed(f"process {identity.pid} started to use CUDA just now", "try again")

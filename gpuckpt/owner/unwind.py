@@ -96,7 +96,7 @@ def doubted(unwound: Unwound, tree: TreeOrder) -> Unwound:
 def _watch(tree: TreeOrder) -> None:
     """Give the tree time to die of what CRIU left in it, and its other processes time to die of that."""
     deadline = time.monotonic() + WATCH_SECONDS
-    while time.monotonic() < deadline and any(procfs.state(one) not in ENDED for one in tree.ids):
+    while time.monotonic() < deadline and any(procfs.state(one) not in procfs.ENDED for one in tree.ids):
         time.sleep(0.01)
 
 
@@ -109,7 +109,7 @@ def with_newcomers(tree: TreeOrder) -> TreeOrder:
 def _unwind_cuda(tree: TreeOrder, means: Means) -> str:
     """Resume CUDA processes by their state; returns what could not be done, in words."""
     assert means.suspender is not None  # noqa: S101 - the caller looked
-    alive = replace(tree, cuda=tuple(member for member in tree.cuda if procfs.state(member.id) not in ENDED))
+    alive = replace(tree, cuda=tuple(member for member in tree.cuda if procfs.state(member.id) not in procfs.ENDED))
     if not alive.cuda:
         return ""
     if not any(procfs.state(one) == "T" and one not in tree.stopped for one in tree.ids):
@@ -153,7 +153,6 @@ def _continue_stopped(tree: TreeOrder) -> None:
 
 SETTLE_SECONDS = 1.0
 WATCH_SECONDS = 1.5
-ENDED = (None, "Z", "X")
 STOPPED = ("T", "t")
 ENDING_SECONDS = 0.3
 """How long a SIGKILL of CRIU's may take to show in /proc."""
@@ -168,9 +167,9 @@ def has_gone_on(tree: TreeOrder, *, criu_died: bool) -> bool:
     deadline = time.monotonic() + (WATCH_SECONDS if criu_died else ENDING_SECONDS)
     while True:
         letters = [procfs.state(identity) for identity in tree.ids]
-        if criu_died and any(letter in ENDED for letter in letters):
+        if criu_died and any(letter in procfs.ENDED for letter in letters):
             return False
-        if not any(letter not in (*STOPPED, *ENDED) for letter in letters):
+        if not any(letter not in (*STOPPED, *procfs.ENDED) for letter in letters):
             return False
         if time.monotonic() > deadline:
             return True
@@ -186,13 +185,13 @@ def end_all(tree: TreeOrder) -> None:
 def look(tree: TreeOrder, suspender: Suspender | None) -> tuple[Seen, ...]:
     """Look at each process of the tree, now."""
     letters = {one: _settled_letter(one, expected_stopped=one in tree.stopped) for one in tree.ids}
-    answering = [member for member in tree.cuda if letters.get(member.id) not in (*ENDED, *STOPPED)]
+    answering = [member for member in tree.cuda if letters.get(member.id) not in (*procfs.ENDED, *STOPPED)]
     states = states_of(answering, suspender) if suspender is not None else {}
     return tuple(_judge(one, letters[one], states.get(one, "running"), tree) for one in tree.ids)
 
 
 def _judge(identity: ProcessId, letter: str | None, cuda: CudaState, tree: TreeOrder) -> Seen:
-    if letter in ENDED:
+    if letter in procfs.ENDED:
         return Seen(identity.pid, "gone", "ended, not yet reaped" if letter == "Z" else "")
     if letter in STOPPED and identity not in tree.stopped:
         return Seen(identity.pid, "frozen", f"state {letter}")

@@ -341,6 +341,19 @@ def open_for_removal(path: Path) -> Image:
     return image
 
 
+def remove(image: Image) -> None:
+    """Remove an image that was opened for removal. From the first step on it is none any more: a crash leaves no half.
+
+    Raises Busy where another one stands under its name by now, OSError.
+    """
+    if not os.path.samestat(os.fstat(image.directory_fd), image.path.lstat()):
+        raise Busy(f"{image.path} is another image by now", "look at it with `ls -ld`")
+    gone = image.path.with_name(image.path.name + PARTIAL_SUFFIX)
+    image.path.rename(gone)
+    sync(image.path.parent)
+    shutil.rmtree(gone)
+
+
 def _open_directory(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

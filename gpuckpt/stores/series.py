@@ -14,7 +14,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -291,11 +290,6 @@ def remove(path: Path) -> None:
     """
     image = directory.open_for_removal(path)
     try:
-        if not os.path.samestat(os.fstat(image.directory_fd), path.lstat()):
-            raise Busy(f"{path} is another image by now", LOOK)
-        gone = path.with_name(path.name + directory.PARTIAL_SUFFIX)
-        path.rename(gone)
-        directory.sync(path.parent)
-        shutil.rmtree(gone)
+        directory.remove(image)
     finally:
         image.close()

@@ -224,6 +224,8 @@ def test_a_file_with_two_names_stays_one_file(writer):
     job = writer("linked").start()
     job.dump("--leave-running")
     other = job.file.with_name("file.too")
+    plain = gpuckpt("inspect", job.image, "--extract", job.image.with_name("plain")).report["data"]["extracted"]
+    assert f"test -e {other} || ln {job.file} {other}" in plain["commands"]
     job.end()
     job.file.unlink()
     other.unlink()

@@ -60,6 +60,14 @@ sys.stderr.write(" ".join(sys.modules))
     assert not set(done.stderr.split()) & (set(HEAVY) - {"subprocess"})
 
 
+@pytest.mark.parametrize("flow", ["dump", "restore", "migrate"])
+def test_a_flow_loads_what_few_ask_for_when_they_do(flow):
+    """--ready-http, encryption, the age format: each costs as much as the rest of a flow."""
+    loaded = loaded_after(f"import gpuckpt.flows.{flow}")
+    assert f"gpuckpt.flows.{flow}" in loaded
+    assert not loaded & {"http.client", "ssl", "cryptography", "pyrage", "uuid", "paramiko"}
+
+
 @pytest.mark.parametrize(
     "words", ["gpuckpt ", "gpuckpt dump --", "gpuckpt dump --tree ", "gpuckpt push img ", "gpuckpt inspect "]
 )

@@ -20,6 +20,7 @@ from gpuckpt.system.procfs.host import (
     read_host_pieces,
 )
 from gpuckpt.system.procfs.identity import (
+    ENDED,
     PidKind,
     ancestors,
     describe_pid,
@@ -60,6 +61,7 @@ from gpuckpt.system.procfs.signals import (
 from gpuckpt.system.procfs.tree import namespaces_of, read_tree
 
 __all__ = [
+    "ENDED",
     "HostPieces",
     "Mapping",
     "MemoryLimit",

@@ -61,6 +61,10 @@ def started_at(process: ProcessId) -> float:
     return time.time() - age
 
 
+ENDED = (None, "Z", "X")
+"""States of processes in which no instruction runs any more: gone, not yet reaped, being removed."""
+
+
 def state(process: ProcessId) -> str | None:
     """The letter of /proc/PID/stat, or None when the process is gone or its pid is another's."""
     stat = stat_of(process.pid)
