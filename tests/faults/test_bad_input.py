@@ -217,17 +217,8 @@ def test_places_without_an_image(place):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        b"with blank",
-        b"new\nline",
-        b"quote\"'$(x)`",
-        "ümläut-日本".encode(),
-        b"raw-\xff\xfe",
-        b"-dash",
-        b"back\\slash",
-        b"%s{}",
-    ],
-    ids=repr,
+    ['-dash and blank "quote" \'$(x)` ümläut-日本\nnew line back\\slash %s{}'.encode(), b"raw-\xff\xfe"],
+    ids=["every sort", "no text"],
 )
 def test_an_odd_name(job, place, name):
     """Any bytes are a name: the image is made, found and restored."""
@@ -283,14 +274,24 @@ def test_a_full_disk_is_seen_beforehand(job, place):
     assert_untouched(job, place)
 
 
+_IMAGE_BYTES: list[int] = []
+
+
+def _image_bytes(job: Job, place: Path) -> int:
+    """Of an image of such a job, on the disk; found out once."""
+    if not _IMAGE_BYTES:
+        arena.dump_and_wait(job, place / "img", "--leave-running")
+        _IMAGE_BYTES.append(sum(path.stat().st_blocks * 512 for path in (place / "img").rglob("*")))
+        arena.remove_images(place)
+    return _IMAGE_BYTES[0]
+
+
 @pytest.mark.parametrize("leave_running", [False, True], ids=["ending", "leave-running"])
 @pytest.mark.parametrize("short", [None, "all", "half", "some", "little"])
 def test_the_disk_runs_full_in_the_middle(job, place, short, leave_running):
     """Too small for anything, for the pages, for the rest: the tree runs on, the partial is gone. None: it fits."""
     more = ["--leave-running"] if leave_running else []
-    arena.dump_and_wait(job, place / "img", "--leave-running")
-    used = sum(path.stat().st_blocks * 512 for path in (place / "img").rglob("*"))
-    arena.remove_images(place)
+    used = _image_bytes(job, place)
     size = {None: 4 * used, "all": 16 << 10, "half": used // 2, "some": used - (256 << 10), "little": used - (64 << 10)}
     with _tmpfs(place / "small", f"size={size[short] >> 10}k") as directory:
         answer = gpuckpt("dump", "--tree", job.root, directory / "img", *SETTLE, *more, "--allow", "disk-space")
