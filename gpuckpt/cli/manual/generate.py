@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,7 @@ def _written(name: str) -> dict[str, list[str]]:
     return sections
 
 
+@cache
 def parser(command: str) -> Any:
     """Typer's command: the program itself or one of its verbs."""
     program: Any = typer.main.get_command(app)
