@@ -11,10 +11,10 @@ import contextlib
 import os
 import secrets
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpuckpt.model.errors import Busy, MachineLacks
+from gpuckpt.model.records import dataclass
 from gpuckpt.owner import runs
 from gpuckpt.stores import directory
 from gpuckpt.system.files import is_in_memory

@@ -12,12 +12,12 @@ import contextlib
 import os
 import secrets
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuckpt.flows import gather
 from gpuckpt.model.errors import Busy, MachineLacks, Refused
+from gpuckpt.model.records import dataclass
 from gpuckpt.owner import runs
 from gpuckpt.stores import directory
 

@@ -13,10 +13,10 @@ import os
 import re
 import secrets
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gpuckpt.model.facts import ProcessId
+from gpuckpt.model.records import dataclass
 from gpuckpt.owner.runs import make_runtime
 
 if TYPE_CHECKING:

@@ -16,7 +16,6 @@ import shutil
 import stat
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ from gpuckpt.model import manifest as manifests
 from gpuckpt.model import series
 from gpuckpt.model.errors import Busy, GpuckptError, ImageCorrupt, MachineLacks, NotFound, Refused
 from gpuckpt.model.manifest import Part
+from gpuckpt.model.records import dataclass
 from gpuckpt.stores import protection
 from gpuckpt.system import procfs
 from gpuckpt.system.files import rename_to_new
