@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,7 +73,7 @@ def spool() -> Iterator[Spool]:
 
 
 def _make() -> Spool:
-    entry = runs.make_runtime(SPOOLS) / secrets.token_hex(4)
+    entry = runs.make_runtime(SPOOLS) / os.urandom(4).hex()
     entry.mkdir(mode=0o700)
     lock_fd = directory.lock_partial(entry)
     path, elsewhere = entry / "data", os.environ.get("GPUCKPT_TMPDIR")

@@ -15,7 +15,6 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -431,6 +430,8 @@ def verify(
 
     def compare(part: Part) -> None:
         verify_part(image.part(part.path), part, going_on, content=part.path not in but, from_disk=from_disk)
+
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  only who reads all of it needs them
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         try:
