@@ -31,9 +31,12 @@ VERBS: dict[str, dict[str, Any]] = {
 }
 """How Typer is told of each; the function stands in the module of its name."""
 
+LISTING: tuple[list[str], ...] = ([], ["--help"], ["-h"], ["--version"])
+"""What is answered without any verb's options."""
 
-def program(verbs: tuple[str, ...] = tuple(VERBS)) -> typer.Typer:
-    """The program with these verbs. Each costs a few milliseconds, to load and in Typer."""
+
+def program(verbs: tuple[str, ...] = tuple(VERBS), *, listed: bool = False) -> typer.Typer:
+    """The program with these verbs; each costs a few milliseconds. `listed`: with their names alone, to be shown."""
     # Plain help: it needs no rich (64 ms at each start) and looks the same in every locale and in a pipe.
     made = typer.Typer(
         name="gpuckpt",
@@ -44,9 +47,12 @@ def program(verbs: tuple[str, ...] = tuple(VERBS)) -> typer.Typer:
     )
     made.callback(invoke_without_command=True)(_without_a_verb)
     for name in verbs:
-        module = importlib.import_module(f"gpuckpt.cli.{name}")
-        made.command(name, cls=Verb, **VERBS[name])(getattr(module, name))
+        verb = _nothing if listed else getattr(importlib.import_module(f"gpuckpt.cli.{name}"), name)
+        made.command(name, cls=Verb, **VERBS[name])(verb)
     return made
+
+
+def _nothing() -> None: ...
 
 
 def _show_version(wanted: bool) -> None:
@@ -79,10 +85,11 @@ def _complete_plainly() -> None:
 
 def _for_this_run() -> typer.Typer:
     """The program with no verb but the one that is named, if one is."""
+    at_tab = "_GPUCKPT_COMPLETE" in os.environ
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
-    words = line.split() if "_GPUCKPT_COMPLETE" in os.environ else sys.argv
+    words = line.split() if at_tab else sys.argv
     named = tuple(word for word in words[1:2] if word in VERBS)
-    return program(named) if named else program()
+    return program(named) if named else program(listed=at_tab or words[1:] in LISTING)
 
 
 def main() -> NoReturn:
