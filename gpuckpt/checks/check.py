@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from gpuckpt.model.records import dataclass
 from gpuckpt.model.report import Finding, Severity, Verdict
 
 Facts_contra = TypeVar("Facts_contra", contravariant=True)

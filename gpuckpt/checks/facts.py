@@ -6,12 +6,13 @@ Unknown is None. A description of a process in words is '1234 python'.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import PurePosixPath
 from typing import Literal, Protocol
 
 from gpuckpt.model.facts import Host, OpenFile, Socket, Tree
 from gpuckpt.model.manifest import Manifest
+from gpuckpt.model.records import dataclass
 from gpuckpt.model.requests import DumpRequest, RestoreRequest
 
 

@@ -6,12 +6,13 @@ import fnmatch
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from gpuckpt.checks.check import Check, Judgement, failed, listing, passed, size
 from gpuckpt.checks.facts import DumpFacts
 from gpuckpt.model.facts import OpenFile, Tree
 from gpuckpt.model.manifest import SET_ID
+from gpuckpt.model.records import dataclass
 from gpuckpt.model.requests import DumpRequest
 
 CAPTURE_LIMIT_BYTES = 1 << 30

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from gpuckpt.checks.facts import RestoreFacts, has_own_place
@@ -16,6 +16,7 @@ from gpuckpt.checks.filechoice import KERNEL, appends_only, writes
 from gpuckpt.checks.gpu_restore import is_driver_library
 from gpuckpt.model.facts import OpenFile
 from gpuckpt.model.manifest import LINK_REMAP, OPEN, CapturedFile, Manifest
+from gpuckpt.model.records import dataclass
 
 Change = Literal["same", "grown", "other"]
 

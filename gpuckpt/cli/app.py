@@ -6,45 +6,53 @@ returns a report. `main` has the only `except` and the only exit.
 
 from __future__ import annotations
 
-import copy
+import importlib
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]  # it is the documented place
 
 import gpuckpt
-from gpuckpt.cli.dump import dump
 from gpuckpt.cli.failing import fail, interrupt_on_signals
-from gpuckpt.cli.inspect import inspect
-from gpuckpt.cli.migrate import migrate
-from gpuckpt.cli.pull import pull
-from gpuckpt.cli.push import push
-from gpuckpt.cli.restore import restore
-from gpuckpt.cli.serve import serve
 from gpuckpt.cli.verb import Verb
 from gpuckpt.model.errors import UsageError
 
-# Plain help: it needs no rich (64 ms at each start) and looks the same in every locale and in a pipe.
-app = typer.Typer(
-    name="gpuckpt",
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+OF_A_TREE = "--tree PID [OPTIONS]"
+VERBS: dict[str, dict[str, Any]] = {
+    "dump": {"short_help": "Save a process tree as an image.", "options_metavar": OF_A_TREE},
+    "inspect": {"short_help": "Say what an image, a running tree or this host is."},
+    "restore": {"short_help": "Bring the tree of an image back, or repair one."},
+    "push": {"short_help": "Copy an image to another host."},
+    "pull": {"short_help": "Copy an image from another host."},
+    "migrate": {"short_help": "Move a process tree to another host.", "options_metavar": OF_A_TREE},
+    "serve": {"hidden": True},
+}
+"""How Typer is told of each; the function stands in the module of its name."""
+
+LISTING: tuple[list[str], ...] = ([], ["--help"], ["-h"], ["--version"])
+"""What is answered without any verb's options."""
 
 
-app.command(cls=Verb, short_help="Save a process tree as an image.", options_metavar="--tree PID [OPTIONS]")(dump)
-app.command(cls=Verb, short_help="Say what an image, a running tree or this host is.")(inspect)
-app.command(cls=Verb, short_help="Bring the tree of an image back, or repair one.")(restore)
-app.command(cls=Verb, short_help="Copy an image to another host.")(push)
-app.command(cls=Verb, short_help="Copy an image from another host.")(pull)
-app.command(cls=Verb, short_help="Move a process tree to another host.", options_metavar="--tree PID [OPTIONS]")(
-    migrate
-)
-app.command(cls=Verb, hidden=True)(serve)
+def program(verbs: tuple[str, ...] = tuple(VERBS), *, listed: bool = False) -> typer.Typer:
+    """The program with these verbs; each costs a few milliseconds. `listed`: with their names alone, to be shown."""
+    # Plain help: it needs no rich (64 ms at each start) and looks the same in every locale and in a pipe.
+    made = typer.Typer(
+        name="gpuckpt",
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    made.callback(invoke_without_command=True)(_without_a_verb)
+    for name in verbs:
+        verb = _nothing if listed else getattr(importlib.import_module(f"gpuckpt.cli.{name}"), name)
+        made.command(name, cls=Verb, **VERBS[name])(verb)
+    return made
+
+
+def _nothing() -> None: ...
 
 
 def _show_version(wanted: bool) -> None:
@@ -53,8 +61,7 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
-def program(
+def _without_a_verb(
     context: typer.Context,
     *,
     version: Annotated[
@@ -77,16 +84,12 @@ def _complete_plainly() -> None:
 
 
 def _for_this_run() -> typer.Typer:
-    """At TAB the program with no verb but the one that is named, if one is: Typer builds all it has, 3 ms each."""
+    """The program with no verb but the one that is named, if one is."""
     at_tab = "_GPUCKPT_COMPLETE" in os.environ
     line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS") or ""
-    words = line.split() if at_tab else []
-    named = [verb for verb in app.registered_commands if verb.callback and verb.callback.__name__ in words[1:2]]
-    if not named:
-        return app
-    program_with_one = copy.copy(app)
-    program_with_one.registered_commands = named
-    return program_with_one
+    words = line.split() if at_tab else sys.argv
+    named = tuple(word for word in words[1:2] if word in VERBS)
+    return program(named) if named else program(listed=at_tab or words[1:] in LISTING)
 
 
 def main() -> NoReturn:

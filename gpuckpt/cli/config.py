@@ -8,13 +8,14 @@ there are is handed in.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from gpuckpt.cli.configfile import ConfigFile
 from gpuckpt.model.errors import UsageError
 from gpuckpt.model.location import Location
+from gpuckpt.model.records import dataclass
 
 HOST = "host"
 HOST_OPTIONS = ("remote-command", "ssh-config", "connections", "bwlimit")

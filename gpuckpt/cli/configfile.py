@@ -7,11 +7,11 @@ import pwd
 import stat
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpuckpt.model.errors import UsageError, in_words
+from gpuckpt.model.records import dataclass
 
 SYSTEM = Path("/etc/gpuckpt/config.toml")
 BELOW_HOME = Path("gpuckpt/config.toml")

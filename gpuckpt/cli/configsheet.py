@@ -20,7 +20,7 @@ def config_report(context: Any) -> Report:
     found = configuration_of(context)
     values = [
         _value({"command": command, "option": name}, found.commands.get(command, {}).get(name), item.default)
-        for command, items in all_options(context).items()
+        for command, items in all_options().items()
         for name, item in items.items()
         if name not in OF_ONE_RUN
     ]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from typing import TextIO
+
+from gpuckpt.model.records import dataclass
 
 DEFAULT_COLUMNS = 100
 """The width of tables that go into a file or a pipe."""

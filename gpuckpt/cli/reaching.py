@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt.cli import options
 from gpuckpt.model.errors import UsageError
 from gpuckpt.model.location import Location
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from gpuckpt.model.requests import Reach

@@ -58,7 +58,8 @@ class Verb(TyperCommand):
     def _configure(self, ctx: Any, typed: Mapping[str, Any]) -> None:
         explicit = typed.get("config")
         files = read_files(explicit if explicit is not None else os.environ.get("GPUCKPT_CONFIG") or None)
-        found = configuration(files, _judges(ctx))
+        # Judged are whole files; without any, the other commands need not be built.
+        found = configuration(files, _judges(ctx) if any(file.content for file in files) else {})
         options = _options_of(self)
         repairs = self.name == "restore" and typed.get("tree") is not None
         series = typed.get("into") is not None
@@ -96,15 +97,18 @@ def _long_name(item: Any) -> str:
     return str(max(item.opts, key=len)).removeprefix("--")
 
 
-def all_options(ctx: Any) -> dict[str, dict[str, Any]]:
+def all_options() -> dict[str, dict[str, Any]]:
     """Typer's options, by command and long name."""
-    return {name: _options_of(one) for name, one in ctx.find_root().command.commands.items() if not one.hidden}
+    from gpuckpt.cli.app import program  # noqa: PLC0415  it is made of verbs
+
+    # A run has built only the command that it is; what files say is about all of them.
+    whole: Any = typer.main.get_command(program())
+    return {name: _options_of(one) for name, one in whole.commands.items() if not one.hidden}
 
 
 def _judges(ctx: Any) -> dict[str, dict[str, Option]]:
     return {
-        command: {name: _judge(ctx, item) for name, item in items.items()}
-        for command, items in all_options(ctx).items()
+        command: {name: _judge(ctx, item) for name, item in items.items()} for command, items in all_options().items()
     }
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +16,7 @@ from gpuckpt.images.capture import Capture, Settings
 from gpuckpt.images.packindex import MAX_INDEX_BYTES
 from gpuckpt.model.errors import DumpFailed, GpuckptError, ImageCorrupt, ImageTooNew, NotFound, Refused
 from gpuckpt.model.manifest import Part
+from gpuckpt.model.records import dataclass
 from gpuckpt.model.redacted import is_encrypted
 from gpuckpt.owner import hostchanges
 from gpuckpt.stores import directory

@@ -6,13 +6,13 @@ import json
 import queue
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuckpt.flows import far
 from gpuckpt.model.errors import GpuckptError, MachineLacks, TransferFailed
 from gpuckpt.model.jsonform import FormError, from_json, to_json
 from gpuckpt.model.migration import VERDICTS, Terms, Verdict
+from gpuckpt.model.records import dataclass
 from gpuckpt.model.report import Finding
 from gpuckpt.stores.ssh import SshStore
 from gpuckpt.system.links import LinkLost

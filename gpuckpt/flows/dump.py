@@ -16,7 +16,7 @@ import contextlib
 import os
 import shutil
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +50,7 @@ from gpuckpt.model.errors import (
     TreeHeld,
 )
 from gpuckpt.model.manifest import CudaSuspension, Manifest
+from gpuckpt.model.records import dataclass
 from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.owner import journal, runs
 from gpuckpt.owner.handle import OWNER_LOG, OwnerHandle

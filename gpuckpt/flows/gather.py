@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from gpuckpt.flows import unsealing
 from gpuckpt.model.errors import DumpFailed, GpuckptError, MachineLacks, NotFound, Refused
 from gpuckpt.model.facts import GpuUse, Host, Process, ProcessId, Tree
 from gpuckpt.model.manifest import Lineage
+from gpuckpt.model.records import dataclass
 from gpuckpt.owner.runs import RUNTIME, make_runtime
 from gpuckpt.stores import directory
 from gpuckpt.system import commands, namespaces, procfs

@@ -8,7 +8,6 @@ fit there, and go as soon as the tree is up.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from gpuckpt.flows import gather
 from gpuckpt.images import criuformat, lean, memory
 from gpuckpt.images.packindex import read_index
 from gpuckpt.model.errors import RestoreFailed
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

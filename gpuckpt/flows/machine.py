@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuckpt.accelerators import ACCELERATORS
+from gpuckpt.model.records import dataclass
 from gpuckpt.system import criu
 
 if TYPE_CHECKING:

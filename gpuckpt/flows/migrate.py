@@ -22,7 +22,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,7 @@ from gpuckpt.flows.handover import MigrateWork, require_going_on
 from gpuckpt.flows.interruption import Interruption
 from gpuckpt.model.errors import GpuckptError
 from gpuckpt.model.migration import Terms
+from gpuckpt.model.records import dataclass
 from gpuckpt.model.report import Event, Report
 from gpuckpt.model.requests import DumpRequest
 from gpuckpt.owner import runs

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from gpuckpt.model.errors import Busy, MachineLacks
+from gpuckpt.model.records import dataclass
 from gpuckpt.owner import runs
 from gpuckpt.stores import directory
 from gpuckpt.system.files import is_in_memory
@@ -67,7 +66,7 @@ def make() -> SecretPlace:
     for entry in IN_MEMORY.glob(f"{PREFIX}*"):
         _remove_dead(entry)
     while True:
-        path = IN_MEMORY / f"{PREFIX}{secrets.token_hex(4)}"
+        path = IN_MEMORY / f"{PREFIX}{os.urandom(4).hex()}"
         try:
             path.mkdir(mode=0o700)
         except OSError as error:

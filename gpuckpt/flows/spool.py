@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuckpt.flows import gather
 from gpuckpt.model.errors import Busy, MachineLacks, Refused
+from gpuckpt.model.records import dataclass
 from gpuckpt.owner import runs
 from gpuckpt.stores import directory
 
@@ -74,7 +73,7 @@ def spool() -> Iterator[Spool]:
 
 
 def _make() -> Spool:
-    entry = runs.make_runtime(SPOOLS) / secrets.token_hex(4)
+    entry = runs.make_runtime(SPOOLS) / os.urandom(4).hex()
     entry.mkdir(mode=0o700)
     lock_fd = directory.lock_partial(entry)
     path, elsewhere = entry / "data", os.environ.get("GPUCKPT_TMPDIR")

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuckpt.flows import secretplace
@@ -20,6 +19,7 @@ from gpuckpt.images.packs import PackReader
 from gpuckpt.images.sealing import ImageKey
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import ImageCorrupt, MachineLacks, Refused
+from gpuckpt.model.records import dataclass
 from gpuckpt.model.redacted import ENCRYPTED, OWN, SEALED, is_encrypted
 from gpuckpt.stores import directory
 from gpuckpt.stores.directory import Image

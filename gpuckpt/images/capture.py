@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import select
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from gpuckpt.images.captureworker import READ_BYTES, Pages, Place, Small, SmallF
 from gpuckpt.images.cuts import Cuts
 from gpuckpt.images.intake import Intake, Source
 from gpuckpt.images.packs import DEFAULT_LEVEL, PackFile, PackSink, PackWriter
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     import socket

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 import blake3
@@ -14,6 +14,7 @@ from gpuckpt.images.cuts import Cuts
 from gpuckpt.images.packindex import FRAME_BYTES, ZERO, Frame, PackFile
 from gpuckpt.images.packs import FrameCoder, PackSink, digest_of, is_zero, page_aligned
 from gpuckpt.model.errors import ImageCorrupt
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path

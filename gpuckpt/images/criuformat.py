@@ -12,12 +12,12 @@ import re
 import socket
 import struct
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 from gpuckpt.images import wire
 from gpuckpt.model.errors import ImageCorrupt
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     import os

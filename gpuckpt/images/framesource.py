@@ -7,7 +7,6 @@ memory or files with them sees no difference.
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from gpuckpt.images.packindex import FRAME_BYTES, ZERO
@@ -72,6 +71,8 @@ def carry_out(
             if feed.over.is_set():
                 return
             act(frame, work)
+
+    from concurrent.futures import ThreadPoolExecutor, wait  # noqa: PLC0415  most commands read no frames
 
     count = source.threads(size)
     with ThreadPoolExecutor(count) as pool:

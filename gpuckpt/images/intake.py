@@ -15,10 +15,10 @@ import os
 import select
 import threading
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuckpt.images import streaming
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuckpt.images.framesource import carry_out
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     import mmap

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuckpt.images import criuformat, pagemaps, wire
 from gpuckpt.images.cowpages import Pages, seems_shared
 from gpuckpt.images.pagemaps import LAZY, PAGE, PRESENT, Mapping, Pagemap
 from gpuckpt.model.errors import ImageCorrupt
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from gpuckpt.images import criuformat, pagemaps, wire
@@ -11,6 +11,7 @@ from gpuckpt.images.packindex import ZERO
 from gpuckpt.images.pagemaps import PAGE, PRESENT
 from gpuckpt.model.errors import ImageCorrupt
 from gpuckpt.model.inspection import KINDS, Block, MemoryChange, MemoryKind, MemoryPicture, ProcessMemory
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

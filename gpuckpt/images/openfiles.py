@@ -8,12 +8,13 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from gpuckpt.model.facts import OpenFile
 from gpuckpt.model.manifest import OPEN, CapturedFile
+from gpuckpt.model.records import dataclass
 from gpuckpt.system.copying import copy_whole, same_bytes
 from gpuckpt.system.files import open_plain
 

@@ -12,13 +12,14 @@ import os
 import re
 import stat
 import struct
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 import blake3
 
 from gpuckpt.images.sealing import TAG_BYTES
 from gpuckpt.model.errors import ImageCorrupt, ImageTooNew
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from array import array
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuckpt.images import wire
 from gpuckpt.model.errors import ImageCorrupt
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -13,12 +13,12 @@ The index holds the packs' keys: who takes a pack over takes its key along. Noth
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 import blake3
 
 from gpuckpt.model.errors import ImageCorrupt
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

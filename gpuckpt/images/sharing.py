@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from gpuckpt.images.captureworker import Place
 from gpuckpt.images.packindex import ZERO, Frame, Index, PackFile, settled
 from gpuckpt.images.packs import PackReader, PackWriter
 from gpuckpt.model.errors import ImageCorrupt
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path

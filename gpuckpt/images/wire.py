@@ -14,10 +14,10 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.errors import ImageCorrupt
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

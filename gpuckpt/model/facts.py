@@ -6,8 +6,9 @@ Paths are text with surrogateescape. All of these can be written into a manifest
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from gpuckpt.model.records import dataclass
 
 FdKind = Literal["file", "directory", "pipe", "fifo", "socket", "tty", "device", "memfd", "anon"]
 CudaState = Literal["running", "locked", "checkpointed", "failed", "checkpointing", "restoring", "none", "unknown"]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
 from gpuckpt.model.errors import UsageError
+from gpuckpt.model.records import dataclass
 
 _SCP = re.compile(r"(?P<host>(?:[^@/:\[\]]+@)?(?:\[[^\]]*\]|[^@/:\[\]]+)):(?P<path>.*)", re.DOTALL)
 _URL = re.compile(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import stat
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -18,6 +18,7 @@ import blake3
 from gpuckpt.model.errors import ImageCorrupt, ImageTooNew
 from gpuckpt.model.facts import Host, OpenFile, ProcessId, Tree
 from gpuckpt.model.jsonform import FormError, from_json, to_json
+from gpuckpt.model.records import dataclass
 
 NAME = "manifest.json"
 SIGNATURE = "manifest.json.sig"

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from gpuckpt.model.records import dataclass
 
 FAMILIES: dict[str, tuple[str, str]] = {
     "gpuckpt_last_run_timestamp_seconds": ("gauge", "When the last run ended, in seconds since 1970."),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from gpuckpt.model.records import dataclass
 from gpuckpt.model.requests import Readiness
 
 INCOMING_PLACE = "/var/lib/gpuckpt/incoming"

@@ -6,10 +6,11 @@ exactly `Report.to_json()`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from gpuckpt.model.errors import GpuckptError, ProcessState, exit_status
+from gpuckpt.model.records import dataclass
 
 Verdict = Literal["pass", "fail", "unknown"]
 Severity = Literal["note", "warn", "block"]

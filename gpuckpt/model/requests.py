@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
 from gpuckpt.model.location import Location
+from gpuckpt.model.records import dataclass
 from gpuckpt.model.series import FULL_EVERY_SECONDS, Rules
 
 NEW_NETWORK = "new"

@@ -12,7 +12,9 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from gpuckpt.model.records import dataclass
 
 LATEST = "latest"
 STAMP = "%Y%m%dT%H%M%SZ"

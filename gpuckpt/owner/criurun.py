@@ -8,9 +8,9 @@ import resource
 import select
 import signal
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuckpt.model.records import dataclass
 from gpuckpt.owner.enclosure import EnclosedCriu
 from gpuckpt.owner.messages import Channel, PeerGone
 from gpuckpt.system import commands, criu_log, procfs

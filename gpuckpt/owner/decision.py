@@ -11,12 +11,11 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gpuckpt.model.facts import ProcessId
+from gpuckpt.model.records import dataclass
 from gpuckpt.owner.runs import make_runtime
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def decide(transaction: str, word: Word, ids: Sequence[ProcessId] = ()) -> Decis
     if not NAME.fullmatch(transaction):
         raise ValueError(transaction)
     directory = make_runtime("decisions")
-    target, new = directory / transaction, directory / f".{secrets.token_hex(8)}"
+    target, new = directory / transaction, directory / f".{os.urandom(8).hex()}"
     said = {"word": word, "ids": [[one.pid, one.start_ticks] for one in ids]}
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:

@@ -19,10 +19,11 @@ import fcntl
 import json
 import os
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuckpt.model.records import dataclass
 from gpuckpt.owner import runs
 from gpuckpt.system import hostsettings
 from gpuckpt.system.hostsettings import HUGE_PAGES, PIPE_SIZE, SETTINGS, Setting

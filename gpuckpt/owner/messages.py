@@ -6,12 +6,13 @@ import json
 import select
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpuckpt.model.facts import ProcessId
 from gpuckpt.model.jsonform import from_json, to_json
 from gpuckpt.model.manifest import CriuOptions
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     import socket

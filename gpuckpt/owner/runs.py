@@ -15,12 +15,12 @@ import shutil
 import stat
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt.model.errors import Busy, MachineLacks
 from gpuckpt.model.facts import ProcessId
+from gpuckpt.model.records import dataclass
 from gpuckpt.owner import gate, halfbuilt
 from gpuckpt.owner import journal as journals
 from gpuckpt.system import filechanges, procfs

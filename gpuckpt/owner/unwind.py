@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpuckpt.model.records import dataclass
 from gpuckpt.owner import gpumemory
 from gpuckpt.owner.messages import Seen, TreeOrder
 from gpuckpt.owner.suspension import ResumeFailed, in_parallel, resume_all, states_of

@@ -15,8 +15,6 @@ import os
 import shutil
 import stat
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +24,7 @@ from gpuckpt.model import manifest as manifests
 from gpuckpt.model import series
 from gpuckpt.model.errors import Busy, GpuckptError, ImageCorrupt, MachineLacks, NotFound, Refused
 from gpuckpt.model.manifest import Part
+from gpuckpt.model.records import dataclass
 from gpuckpt.stores import protection
 from gpuckpt.system import procfs
 from gpuckpt.system.files import rename_to_new
@@ -431,6 +430,8 @@ def verify(
 
     def compare(part: Part) -> None:
         verify_part(image.part(part.path), part, going_on, content=part.path not in but, from_disk=from_disk)
+
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  only who reads all of it needs them
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         try:

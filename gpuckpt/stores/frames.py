@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import gpuckpt
 from gpuckpt.model import errors
 from gpuckpt.model.errors import GpuckptError
+from gpuckpt.model.records import dataclass
 from gpuckpt.system.links import LinkLost
 
 if TYPE_CHECKING:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +32,7 @@ class DirectoryWriter:
     def __init__(self, target: Path, manifest: Manifest | None, token: str) -> None:
         """Raises Refused where another arrival has begun meanwhile."""
         self._path = partial_path(target)
-        if not secrets.compare_digest(read_own(self._path / TOKEN), token.encode()):
+        if not hmac.compare_digest(read_own(self._path / TOKEN), token.encode()):
             raise Refused(f"{self._path} belongs to another transfer by now", "begin again")
         self._manifest = manifest or decoded(read_own(self._path / INCOMING))
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.jsonform import FormError, from_json, to_json
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path

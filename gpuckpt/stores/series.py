@@ -17,13 +17,14 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model import series
 from gpuckpt.model.errors import Busy, GpuckptError, MachineLacks, NotFound, Refused
+from gpuckpt.model.records import dataclass
 from gpuckpt.model.series import File, Member, Space
 from gpuckpt.stores import directory, protection
 from gpuckpt.stores.landingwriter import INCOMING

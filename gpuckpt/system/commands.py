@@ -12,9 +12,10 @@ import os
 import signal
 import subprocess  # noqa: TID251 - this is its home
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

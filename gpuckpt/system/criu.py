@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from gpuckpt.model.facts import CriuProgram
+from gpuckpt.model.records import dataclass
 from gpuckpt.system import commands
 
 if TYPE_CHECKING:

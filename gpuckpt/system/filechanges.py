@@ -22,10 +22,10 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from gpuckpt.model.records import dataclass
 from gpuckpt.system import leases
 from gpuckpt.system.copying import copy_range, copy_whole, same_bytes
 from gpuckpt.system.files import directory_of, open_plain, opened_in, rename_to_new

@@ -8,9 +8,10 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+from gpuckpt.model.records import dataclass
 
 AT_FDCWD = -100
 RENAME_NOREPLACE = 1

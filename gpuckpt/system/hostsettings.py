@@ -9,7 +9,8 @@ import contextlib
 import errno
 import fcntl
 import os
-from dataclasses import dataclass
+
+from gpuckpt.model.records import dataclass
 
 F_SETPIPE_SZ = 1031
 """include/uapi/linux/fcntl.h; in Python's fcntl from 3.10 on, but not in its type stubs."""

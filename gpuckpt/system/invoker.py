@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-from dataclasses import dataclass
 
+from gpuckpt.model.records import dataclass
 from gpuckpt.system import procfs
 
 MOST_ANCESTORS = 32

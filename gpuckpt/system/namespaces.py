@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -50,6 +49,8 @@ def in_network(network: Path, look: Callable[[], T]) -> T:
 
     Raises OSError where the namespace cannot be entered, and what `look` raises.
     """
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415  few runs need one
+
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(_look_there, network, look).result()
 

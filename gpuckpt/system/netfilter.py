@@ -14,8 +14,9 @@ import os
 import socket
 import struct
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

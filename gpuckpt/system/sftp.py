@@ -11,12 +11,12 @@ import contextlib
 import errno
 import os
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import paramiko  # noqa: TID251 - this is its home
 from paramiko import sftp as wire  # noqa: TID251
 
+from gpuckpt.model.records import dataclass
 from gpuckpt.system.links import LinkLost
 
 if TYPE_CHECKING:

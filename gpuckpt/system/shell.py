@@ -8,9 +8,9 @@ import select
 import signal
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpuckpt.model.records import dataclass
 from gpuckpt.system import commands
 
 if TYPE_CHECKING:

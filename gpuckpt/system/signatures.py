@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.errors import MachineLacks, NotFound, Refused
+from gpuckpt.model.records import dataclass
 from gpuckpt.system import commands, invoker, procfs
 from gpuckpt.system.files import unsafe_places
 

@@ -12,10 +12,10 @@ import collections
 import os
 import socket
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.errors import MachineLacks
+from gpuckpt.model.records import dataclass
 from gpuckpt.system import commands, invoker
 from gpuckpt.system.links import STALL_SECONDS, LinkLost, SocketLink
 

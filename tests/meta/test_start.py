@@ -22,6 +22,11 @@ HEAVY = (
     "subprocess",
 )
 
+SELDOM = ("secrets", "random", "logging", "concurrent.futures", "tempfile")
+"""Of the standard library: tens of milliseconds for what few runs do."""
+
+VERBS = {f"gpuckpt.cli.{verb}" for verb in ("dump", "inspect", "restore", "push", "pull", "migrate", "serve")}
+
 AT_TAB = ("gpuckpt.cli.render", "gpuckpt.model.requests", "gpuckpt.model.report", "gpuckpt.model.facts", "json")
 """What TAB has no use for."""
 
@@ -42,22 +47,53 @@ def test_the_command_line_loads_nothing_heavy():
     assert not added & set(HEAVY)
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["dump", "--help"], ["--version"]])
-def test_help_loads_nothing_heavy(argv):
+def loaded_by(argv):
+    """What the command line has loaded when it ends."""
     code = f"""
-import sys, io
+import sys
 sys.argv = ["gpuckpt", *{argv!r}]
 from gpuckpt.cli.app import main
 try:
     main()
 except SystemExit:
     pass
-sys.stderr.write(" ".join(sys.modules))
+sys.stderr.write(chr(10) + " ".join(sys.modules))
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT
     )
-    assert not set(done.stderr.split()) & (set(HEAVY) - {"subprocess"})
+    return set(done.stderr.rpartition("\n")[2].split())
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["dump", "--help"], ["--version"]])
+def test_help_loads_nothing_heavy(argv):
+    loaded = loaded_by(argv)
+    assert not loaded & (set(HEAVY) - {"subprocess"})
+    assert loaded & VERBS == {f"gpuckpt.cli.{word}" for word in argv[:1] if not word.startswith("-")}
+
+
+def test_a_run_loads_its_own_verb_and_flow(tmp_path):
+    """Each verb costs its options, in Typer too; each flow its world."""
+    loaded = loaded_by(["dump", "--dry-run", "--tree", "4194303", str(tmp_path)])
+    assert "gpuckpt.flows.dump" in loaded
+    assert loaded & VERBS == {"gpuckpt.cli.dump"}
+    others = {f"gpuckpt.flows.{name}" for name in ("describe", "migrate", "restore", "series", "readiness", "extract")}
+    assert not loaded & {*others, *SELDOM, "http.client", "cryptography", "rich"}
+
+
+def test_the_owner_loads_what_an_owner_needs():
+    loaded = loaded_after("import gpuckpt.owner.process")
+    assert "gpuckpt.owner.dumping" in loaded
+    assert not loaded & {*SELDOM, *HEAVY, "http"} - {"subprocess", "blake3"}
+    assert not any(name.startswith(("typer", "gpuckpt.images", "gpuckpt.stores")) for name in loaded)
+
+
+def test_data_classes_are_the_cheap_ones():
+    """model/records.py says why."""
+    for path in (ROOT / "gpuckpt").rglob("*.py"):
+        text = path.read_text()
+        if "@dataclass(frozen=True, slots=True)\n" in text:
+            assert "from gpuckpt.model.records import dataclass\n" in text, path
 
 
 @pytest.mark.parametrize("flow", ["dump", "restore", "migrate"])

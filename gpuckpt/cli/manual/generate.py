@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -13,7 +14,7 @@ import typer.main
 from typer.completion import get_completion_script  # type: ignore[attr-defined]  # it is the documented place
 
 import gpuckpt
-from gpuckpt.cli.app import app
+from gpuckpt.cli.app import program
 from gpuckpt.cli.checklist import known_checks, known_ids
 from gpuckpt.cli.config import HOST_OPTIONS, OF_ONE_RUN
 from gpuckpt.model import errors
@@ -142,8 +143,12 @@ def _written(name: str) -> dict[str, list[str]]:
 @cache
 def parser(command: str) -> Any:
     """Typer's command: the program itself or one of its verbs."""
-    program: Any = typer.main.get_command(app)
-    return program.commands[command] if command else program
+    return _whole().commands[command] if command else _whole()
+
+
+@functools.cache
+def _whole() -> Any:
+    return typer.main.get_command(program())
 
 
 def _visible(command: str, kind: str) -> list[Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from gpuckpt.model.records import dataclass
 
 COPY_AGAIN = "verify the image (gpuckpt inspect --verify) and copy it again, or restore another one"
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuckpt.model.records import dataclass
 from gpuckpt.system.procfs.reading import list_names, read_text
 
 if TYPE_CHECKING:

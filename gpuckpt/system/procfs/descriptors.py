@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.facts import Descriptor, FdKind, GpuMapping
+from gpuckpt.model.records import dataclass
 from gpuckpt.system.procfs.reading import (
     DEV_ZERO,
     Mapping,

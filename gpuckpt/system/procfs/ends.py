@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
 from gpuckpt.model.facts import Pipe, Socket, Stdio
+from gpuckpt.model.records import dataclass
 from gpuckpt.system.procfs.descriptors import DELETED, PTMX, OpenDescriptor, is_pty_slave, slave_number
 from gpuckpt.system.procfs.outside import Outside, find_outside, other_end_is_open
 from gpuckpt.system.procfs.reading import read_link, words_for

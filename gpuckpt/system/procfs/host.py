@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from typing import Literal
 
 from gpuckpt.model.facts import Cpu
+from gpuckpt.model.records import dataclass
 from gpuckpt.system import hostsettings
 from gpuckpt.system.procfs.cgroups import cgroup2_mount
 from gpuckpt.system.procfs.reading import comm_of, exists, read_text, status_of

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from gpuckpt.model.facts import ProcessId
+from gpuckpt.model.records import dataclass
 from gpuckpt.system.procfs.reading import (
     Stat,
     all_pids,

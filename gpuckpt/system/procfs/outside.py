@@ -6,9 +6,10 @@ import ctypes
 import os
 import select
 import stat
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from gpuckpt.model.records import dataclass
 from gpuckpt.system.procfs.reading import all_pids, list_names, read_link, read_text, stat_link, words_for
 
 if TYPE_CHECKING:

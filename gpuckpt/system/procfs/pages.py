@@ -11,8 +11,8 @@ import fcntl
 import os
 import re
 import struct
-from dataclasses import dataclass
 
+from gpuckpt.model.records import dataclass
 from gpuckpt.system.procfs.reading import read_bytes
 
 _PAGEMAP_SCAN = 0xC0606610

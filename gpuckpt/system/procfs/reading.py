@@ -10,9 +10,10 @@ no UTF-8 can be handed back to the system unchanged. Permission errors are raise
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import socket
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from gpuckpt.model.records import dataclass
 from gpuckpt.system.procfs.reading import read_text
 from gpuckpt.system.procfs.unixdiag import UnixPeers, unix_peers
 

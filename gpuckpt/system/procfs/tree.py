@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from gpuckpt.model.errors import MachineLacks, NotFound
 from gpuckpt.model.facts import Process, ProcessId, Tree
+from gpuckpt.model.records import dataclass
 from gpuckpt.system.procfs.cgroups import cgroup_of
 from gpuckpt.system.procfs.descriptors import (
     OpenDescriptor,
