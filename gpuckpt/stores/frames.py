@@ -114,6 +114,7 @@ def await_mark(link: Link) -> bytes:
             seen += link.receive(1)
         except LinkLost as lost:
             raise LinkLost(str(lost) if not seen else f"{lost}, after {bytes(seen[:80])!r}") from None
+    link.whole()
     return bytes(seen[: -len(MARK)])
 
 

@@ -86,6 +86,7 @@ class Sftp(paramiko.SFTPClient):  # type: ignore[misc]  # paramiko has no types
         """To be called now and then while the session is used."""
         with _plain_errors():
             super().__init__(_Socket(call))
+        call.link.whole()
         self.request_bytes = self._limit()
 
     def _log(self, *_: Any) -> None:
@@ -106,6 +107,7 @@ class Sftp(paramiko.SFTPClient):  # type: ignore[misc]  # paramiko has no types
         with _plain_errors():
             while number not in self._answers:
                 kind, data = self._read_packet()
+                self._call.link.whole()
                 message = paramiko.Message(data)
                 answered = message.get_int()
                 if answered not in self._asked:
