@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.errors import MachineLacks, TransferFailed
+from gpuckpt.stores.protocol import IsSeries
 from gpuckpt.stores.ssh import COMMAND, NoGpuckpt, SshStore
 from gpuckpt.system.links import LinkLost, Pace
 from gpuckpt.system.ssh import Account, Caller
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuckpt.model.location import Location
     from gpuckpt.model.requests import Reach
     from gpuckpt.stores.sftp import SftpStore
 
@@ -40,6 +45,17 @@ def connect_or_fail(reach: Reach, pace: Pace | None = None) -> SshStore | SftpSt
         return connect(reach, pace)
     except LinkLost as lost:
         raise as_failure(reach, lost) from None
+
+
+@contextlib.contextmanager
+def naming_newest(verb: str, location: Location) -> Iterator[None]:
+    """Whoever names a series where an image is meant gets the command for its newest one."""
+    try:
+        yield
+    except IsSeries as found:
+        image = location.at(f"{location.path.rstrip('/')}/{found.newest}")
+        found.hint = f"name one of them; for the newest: gpuckpt {verb} {image}"
+        raise
 
 
 def as_failure(reach: Reach, lost: Exception) -> TransferFailed:
