@@ -79,7 +79,7 @@ def _numbers(image: dict[str, Any]) -> list[Cell]:
         words.size(image["bytes_raw"]),
         words.size(image["bytes_stored"]),
         words.size(image["bytes_unshared"]),
-        "-" if copies is None else str(copies),
+        str(copies) if copies is not None else "?" if image["complete"] else "-",
     ]
 
 

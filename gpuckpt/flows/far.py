@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.errors import MachineLacks, TransferFailed
@@ -48,13 +49,14 @@ def connect_or_fail(reach: Reach, pace: Pace | None = None) -> SshStore | SftpSt
 
 
 @contextlib.contextmanager
-def naming_newest(verb: str, location: Location) -> Iterator[None]:
-    """Whoever names a series where an image is meant gets the command for its newest one."""
+def naming_newest(verb: str, location: Location, *further: object) -> Iterator[None]:
+    """Whoever names a series where an image is meant gets the command for its newest one, with `further` arguments."""
     try:
         yield
     except IsSeries as found:
         image = location.at(f"{location.path.rstrip('/')}/{found.newest}")
-        found.hint = f"name one of them; for the newest: gpuckpt {verb} {image}"
+        command = shlex.join(["gpuckpt", verb, str(image), *map(str, further)])
+        found.hint = f"name one of them; for the newest: {command}"
         raise
 
 

@@ -91,7 +91,7 @@ def pull(request: PullRequest, listener: Listener, interruption: Interruption) -
 
 def _offered(store: Store, path: str, admission: Admission | None, request: PullRequest) -> Offer:
     """The image, and its own name. Raises as store.offer, and MachineLacks where the other side does not say that."""
-    with far.naming_newest("pull", request.reach.location):
+    with far.naming_newest("pull", request.reach.location, request.directory):
         offer = store.offer(path, admission)
     if not offer.path:
         host = request.reach.location.host

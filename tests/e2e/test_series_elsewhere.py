@@ -109,13 +109,15 @@ def test_a_link_that_leads_elsewhere_is_refused(sshd, series, tmp_path, host, ta
 
 
 @pytest.mark.parametrize(("host", "verb"), [("far", "restore"), ("bare", "pull")])
-def test_who_means_an_image_and_names_the_series_gets_the_command_for_the_newest(sshd, series, host, verb):
+def test_who_means_an_image_and_names_the_series_gets_the_command_for_the_newest(sshd, series, tmp_path, host, verb):
     command = [] if host == "bare" else ["--remote-command", REMOTE_COMMAND]
-    answer = gpuckpt(verb, f"{host}:{series}", "--ssh-config", sshd.config, *command)
+    target = (tmp_path,) if verb == "pull" else ()
+    answer = gpuckpt(verb, f"{host}:{series}", *target, "--ssh-config", sshd.config, *command)
     assert (answer.status, answer.report["process"]) == (20, "untouched"), answer.stderr
     assert "is a series of images, not an image" in answer.error["message"]
     newest = os.readlink(series / "latest")
-    assert answer.error["hint"].endswith(f"for the newest: gpuckpt {verb} {host}:{series}/{newest}")
+    whole = " ".join(["gpuckpt", verb, f"{host}:{series}/{newest}", *map(str, target)])
+    assert answer.error["hint"].endswith(f"for the newest: {whole}")
 
 
 def test_an_older_gpuckpt_there_says_what_it_cannot(sshd, series, tmp_path):
