@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpuckpt.flows.interruption import BrokenOff
@@ -11,6 +11,7 @@ from gpuckpt.model.errors import GpuckptError, ImageCorrupt, Interrupted, Refuse
 from gpuckpt.model.inspection import ListedImage, ListedSeries, Listing
 from gpuckpt.model.jsonform import to_json
 from gpuckpt.model.manifest import NAME
+from gpuckpt.model.records import dataclass
 from gpuckpt.model.report import Event, Report
 from gpuckpt.stores import directory
 from gpuckpt.stores import series as stored

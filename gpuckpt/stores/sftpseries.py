@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import posixpath
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model import series
 from gpuckpt.model.errors import GpuckptError
+from gpuckpt.model.records import dataclass
 from gpuckpt.stores import protection
 from gpuckpt.stores.directory import PARTIAL_SUFFIX
 from gpuckpt.stores.series import OF_AN_IMAGE, Found, describe, missing_part
