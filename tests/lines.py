@@ -14,8 +14,8 @@ from gpuckpt.system.links import LinkLost, SocketLink
 class CutLink(SocketLink):
     """Breaks when its share of bytes is used up, in both directions together."""
 
-    def __init__(self, sock: socket.socket, purse: list[int]) -> None:
-        super().__init__(sock, 20)
+    def __init__(self, sock: socket.socket, purse: list[int], stall_seconds: float) -> None:
+        super().__init__(sock, stall_seconds)
         self._purse = purse
         self._slice = 4096
 
@@ -28,7 +28,10 @@ class CutLink(SocketLink):
 class Line:
     """Calls a serving gpuckpt in a thread of this process."""
 
-    def __init__(self, bytes_until_cut: int = 1 << 60, serve=lambda link: Server(link).run()) -> None:
+    def __init__(
+        self, bytes_until_cut: int = 1 << 60, serve=lambda link: Server(link).run(), stall_seconds: float = 20.0
+    ) -> None:
+        self._stall_seconds = stall_seconds
         self.account = SimpleNamespace(host="far", may_ask=False)
         self.purse = [bytes_until_cut]
         self.servers: list[threading.Thread] = []
@@ -47,7 +50,7 @@ class Line:
         server = threading.Thread(target=serve)
         server.start()
         self.servers.append(server)
-        link = CutLink(ours, self.purse)
+        link = CutLink(ours, self.purse, self._stall_seconds)
         return SimpleNamespace(link=link, close=link.close, end=lambda: (None, ""))
 
     def ended(self) -> None:

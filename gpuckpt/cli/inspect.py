@@ -31,8 +31,8 @@ def inspect(
         typer.Argument(
             metavar="TARGET",
             autocompletion=completing.complete_target,
-            help="The directory of an image, or of a series of images; also user@host:/path of an image; user@host: "
-            "is that host. Without it and without --tree: this host.",
+            help="The directory of an image, or of a series of images, also as user@host:/path; user@host: is that "
+            "host. Without it and without --tree: this host.",
         ),
     ] = None,
     *,

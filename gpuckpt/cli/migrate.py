@@ -12,7 +12,8 @@ from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.reaching import TO_CARRY, Ways, with_ways
 from gpuckpt.cli.readyoptions import ReadyCmd, ReadyHttp, ReadyTcp, ReadyTimeout
 from gpuckpt.cli.session import carry_out
-from gpuckpt.model.errors import UsageError
+from gpuckpt.cli.verb import configuration_of
+from gpuckpt.model.errors import Refused, UsageError
 
 THERE = "a file on the other host"
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 @with_ways(TO_CARRY)
 def migrate(
+    context: typer.Context,
     target: Annotated[
         str,
         typer.Argument(
@@ -104,6 +106,7 @@ def migrate(
     where = options.location(options.with_colon(target))
     if where.path and not where.path.startswith(("/", "~/")):
         raise UsageError(f"{target}: {where.path} is no absolute path", "write user@host:/path, or user@host")
+    _refuse_to_keep_in_clear(context, "--keep-image" if keep_image is not None else "DIR" if where.path else "")
     from gpuckpt.model.requests import MigrateRequest  # noqa: PLC0415  --help and TAB need no request
 
     request = MigrateRequest(
@@ -132,6 +135,16 @@ def migrate(
         readiness=options.readiness(ready_cmd, ready_http, ready_tcp, ready_timeout, None),
     )
     return carry_out(Manner(as_json, quiet, verbose, dry_run), lambda listener: _run(request, listener), "migrating")
+
+
+def _refuse_to_keep_in_clear(context: typer.Context, kept_by: str) -> None:
+    """A migration encrypts nothing, and who has every dump encrypted does not expect it. Raises Refused."""
+    wanted = configuration_of(context).commands.get("dump", {}).get("encrypt-to")
+    if kept_by and wanted is not None and wanted.value:
+        raise Refused(
+            f"{kept_by} keeps an image that is not encrypted, against [dump] encrypt-to of {wanted.path}",
+            f"leave {kept_by} out; what shall be kept, save with `gpuckpt dump`",
+        )
 
 
 def _run(request: MigrateRequest, listener: Listener) -> Report:

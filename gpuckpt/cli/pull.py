@@ -23,7 +23,9 @@ def pull(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="USER@HOST:IMAGE", autocompletion=completing.complete_host, help="The image on the other host."
+            metavar="USER@HOST:IMAGE",
+            autocompletion=completing.complete_host,
+            help="The image on the other host; of DIR/latest the one it leads to.",
         ),
     ],
     directory: Annotated[

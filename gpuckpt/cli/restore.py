@@ -12,6 +12,7 @@ from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.reaching import TO_CARRY, Ways, with_ways
 from gpuckpt.cli.readyoptions import ColdStart, ReadyCmd, ReadyHttp, ReadyTcp, ReadyTimeout
 from gpuckpt.cli.session import carry_out
+from gpuckpt.cli.verb import was_typed
 from gpuckpt.model.errors import UsageError
 from gpuckpt.model.location import Location
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 @with_ways(TO_CARRY)
 def restore(
+    context: typer.Context,
     image: Annotated[
         str | None,
         typer.Argument(
@@ -183,6 +185,7 @@ def restore(
             ports=options.ports(port),
             clone=clone,
             identity=None if identity is None else options.absolute(identity),
+            identity_at_hand=identity is not None and not was_typed(context, "identity"),
             allowed_signers=None if allowed_signers is None else options.absolute(allowed_signers),
         )
     manner = Manner(as_json, quiet, verbose, dry_run, shares_terminal=wait)

@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from gpuckpt.cli import words
-from gpuckpt.cli.sheet import BAD, FAINT, GOOD, Cell, Sheet
+from gpuckpt.cli.sheet import BAD, FAINT, GOOD, UNSURE, Cell, Sheet
 
 WIDE = 120
 """From this many columns on names and programs stand in the table."""
@@ -18,7 +18,8 @@ def series_verdict(data: dict[str, Any]) -> Text:
     """How many images there are, and whether all are whole."""
     images = [image for one in data["series"] for image in one["images"]]
     bad = sum(not image["complete"] for image in images)
-    whole = f"{words.count(len(images), 'image')}, {words.size(data['bytes_on_disk'])} on disk"
+    on_disk = data["bytes_on_disk"]
+    whole = words.count(len(images), "image") + ("" if on_disk is None else f", {words.size(on_disk)} on disk")
     if bad:
         return Text(f"{whole}; {bad} damaged", BAD)
     verified = all(image["verified"] for image in images)
@@ -39,6 +40,10 @@ def add_series(sheet: Sheet, data: dict[str, Any]) -> None:
             sheet.table(columns, [_narrow(image, one["name"]) for image in images])
     if not wide and any(one["name"] for one in data["series"]):
         sheet.line(Text("IMAGE is the end of NAME-TIME; ADDS: on disk, shared with no other", FAINT))
+    if data["bytes_on_disk"] is None:
+        sheet.line(Text("ADDS and COPIES: not known, for over SFTP nobody sees which files are the same", FAINT))
+    if data.get("left_out"):
+        sheet.line(Text(f"and {data['left_out']} more that were not looked at: there are too many", UNSURE))
     _add_damaged(sheet, data)
 
 
@@ -74,7 +79,7 @@ def _numbers(image: dict[str, Any]) -> list[Cell]:
         words.size(image["bytes_raw"]),
         words.size(image["bytes_stored"]),
         words.size(image["bytes_unshared"]),
-        "-" if copies is None else str(copies),
+        str(copies) if copies is not None else "?" if image["complete"] else "-",
     ]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from gpuckpt.cli import origins
 from gpuckpt.cli.failing import on_signals
 from gpuckpt.cli.manner import Manner
 
@@ -31,6 +32,8 @@ def carry_out(manner: Manner, act: Callable[[Listener], Report], flows: str = "r
     with listening(manner) as listener:
         _let_signals_end_us()
         report = act(listener)
+        if report.error is not None:
+            origins.trace(report.error)
         _let_signals_end_us_as(final_status(report))
     status = present(report, manner)
     # All is done and said. Python would put the plain way back while it ends, and the status would say what is not so.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperOption
 
-from gpuckpt.cli.config import OF_ONE_RUN, Configuration, Option, Table, configuration
+from gpuckpt.cli import origins
+from gpuckpt.cli.config import OF_ONE_RUN, Configuration, Option, configuration
 from gpuckpt.cli.configfile import read_files
 from gpuckpt.cli.options import elsewhere, location, with_colon
 from gpuckpt.model.errors import GpuckptError, UsageError
@@ -70,11 +70,13 @@ class Verb(TyperCommand):
 
     def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override]
         """Run the command. What it refuses of an option that nobody typed is traced to its file."""
+        _, settings = ctx.meta.get(CONFIGURATION, (None, {}))
+        typed = {_long_name(item) for item in self.params if was_typed(ctx, item.name)}
+        origins.untyped.set({name: setting for name, setting in settings.items() if name not in typed})
         try:
             return super().invoke(ctx)
         except UsageError as error:
-            _, settings = ctx.meta.get(CONFIGURATION, (None, {}))
-            error.hint = "; ".join(filter(None, (error.hint, *_origins(error.message, ctx, settings))))
+            origins.trace(error)
             raise
 
 
@@ -141,13 +143,7 @@ def _place(command: str, typed: Mapping[str, Any]) -> Location | None:
     return None
 
 
-def _origins(message: str, ctx: Any, settings: Table) -> list[str]:
-    named = {name.removeprefix("--") for name in re.findall(r"--[a-z-]*[a-z]", message)}
-    typed = {_long_name(item) for item in ctx.command.params if was_typed(ctx, item.name)}
-    return [f"{name} comes from {settings[name].path}" for name in sorted(named - typed) if name in settings]
-
-
-def was_typed(ctx: Any, name: str) -> bool:
+def was_typed(ctx: Any, name: str | None) -> bool:
     """Whether a parameter stands on the command line, and is not from a file."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

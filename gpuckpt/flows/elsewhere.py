@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from gpuckpt.flows import far
+from gpuckpt.flows import far, farlisting
 from gpuckpt.flows.admission import Admission, signed_by
 from gpuckpt.flows.interruption import BrokenOff
-from gpuckpt.model.errors import Interrupted, MachineLacks, TransferFailed
+from gpuckpt.model.errors import Interrupted, MachineLacks, Refused, TransferFailed
 from gpuckpt.model.facts import Host
 from gpuckpt.model.jsonform import FormError, from_json, to_json
 from gpuckpt.model.redacted import is_encrypted
 from gpuckpt.model.report import Event, Finding, Report
+from gpuckpt.stores import frames
 from gpuckpt.stores.ssh import SshStore
 from gpuckpt.system.links import LinkLost
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
     from gpuckpt.model.requests import InspectRequest, Reach
+    from gpuckpt.stores.protocol import Offer
     from gpuckpt.stores.sftp import SftpStore
 
 MOST_REPORT = 16 << 20
@@ -42,20 +44,22 @@ def inspect(request: InspectRequest, reach: Reach, machine: Machine, interruptio
 def _image(
     store: SshStore | SftpStore, request: InspectRequest, reach: Reach, machine: Machine, interruption: Interruption
 ) -> Report:
-    admission = Admission.of(request.allowed_signers)
-    offer = store.offer(reach.location.path, admission)
-    verified = None
-    if request.verify:
-        machine.listener(Event("verify", "begin"))
-
-        def tick(done: int, total: int) -> None:
-            interruption.check()
+    def tick(done: int, total: int) -> None:
+        interruption.check()
+        if total:
             machine.listener(Event("verify", "progress", done_bytes=done, total_bytes=total))
 
-        try:
-            verified = offer.verify(tick)
-        except BrokenOff as trouble:
-            raise Interrupted(trouble.signal_number or 2, "broken off while verifying", process="untouched") from None
+    admission = Admission.of(request.allowed_signers)
+    if request.verify:
+        machine.listener(Event("verify", "begin"))
+    try:
+        several = farlisting.inspect(store, reach.location, tick, verify=request.verify)
+        if several is not None:
+            return several
+        offer = _offer(store, reach, admission)
+        verified = offer.verify(tick) if request.verify else None
+    except BrokenOff as trouble:
+        raise Interrupted(trouble.signal_number or 2, "broken off while looking", process="untouched") from None
     data = {
         "kind": "image",
         "path": str(reach.location),
@@ -67,6 +71,18 @@ def _image(
         "signed_by": signed_by(offer.raw_manifest, offer.signature, admission),
     }
     return Report("inspect", "ok", "untouched", data)
+
+
+def _offer(store: SshStore | SftpStore, reach: Reach, admission: Admission | None) -> Offer:
+    """An image there. Raises GpuckptError, LinkLost."""
+    try:
+        return store.offer(reach.location.path, admission)
+    except Refused as error:
+        older = isinstance(store, SshStore) and frames.SERIES not in store.first.features
+        if older and "series of images" in error.message:
+            again = f"gpuckpt on {reach.location.host} is older and lists no series: install the same version there"
+            error.hint = f"{error.hint}; {again}" if error.hint else again
+        raise
 
 
 def _host(store: SshStore | SftpStore, reach: Reach) -> Report:

@@ -114,7 +114,8 @@ class Elsewhere:
         self.notes += [note for note in run.tally.notes if note not in self.notes]
         self._fetched_bytes += run.tally.sent
         self._seconds += sum(run.tally.seconds.values())
-        self._view = unsealing.open_image(self._place.path / name, None, self.request.identity)
+        identity, at_hand = self.request.identity, self.request.identity_at_hand
+        self._view = unsealing.open_image(self._place.path / name, None, identity, at_hand=at_hand)
         self.image = self._view.image
         self.request = replace(self.request, image=self.image.path)
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.errors import MachineLacks, TransferFailed
+from gpuckpt.stores.protocol import IsSeries
 from gpuckpt.stores.ssh import COMMAND, NoGpuckpt, SshStore
 from gpuckpt.system.links import LinkLost, Pace
 from gpuckpt.system.ssh import Account, Caller
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gpuckpt.model.location import Location
     from gpuckpt.model.requests import Reach
     from gpuckpt.stores.sftp import SftpStore
 
@@ -40,6 +46,18 @@ def connect_or_fail(reach: Reach, pace: Pace | None = None) -> SshStore | SftpSt
         return connect(reach, pace)
     except LinkLost as lost:
         raise as_failure(reach, lost) from None
+
+
+@contextlib.contextmanager
+def naming_newest(verb: str, location: Location, *further: object) -> Iterator[None]:
+    """Whoever names a series where an image is meant gets the command for its newest one, with `further` arguments."""
+    try:
+        yield
+    except IsSeries as found:
+        image = location.at(f"{location.path.rstrip('/')}/{found.newest}")
+        command = shlex.join(["gpuckpt", verb, str(image), *map(str, further)])
+        found.hint = f"name one of them; for the newest: {command}"
+        raise
 
 
 def as_failure(reach: Reach, lost: Exception) -> TransferFailed:

@@ -68,6 +68,7 @@ class FarImage:
         """`tell` hears that a connection broke; `admit` lets the image pass, or raises."""
         self._connect, self._admit = connect, admit
         self.reach = reach
+        self._path = reach.location.path
         self.pace = Pace(reach.bytes_per_second) if reach.bytes_per_second else None
         self.received_bytes = 0
         self.connections = 0
@@ -101,8 +102,11 @@ class FarImage:
     def _open(self) -> Opened:
         store = self._connect(self.reach, self.pace)
         try:
-            offer = store.offer(self.reach.location.path, self._admit)
+            with far.naming_newest("restore", self.reach.location):
+                offer = store.offer(self._path, self._admit)
             self._require_same(offer.raw_manifest)
+            # DIR/latest may lead to another one when this connection has gone.
+            self._path = offer.path or self._path
             return Opened(store, offer, store.round_trip_seconds())
         except BaseException:
             store.close()

@@ -122,7 +122,7 @@ def opened(request: RestoreRequest, machine: Machine, interruption: Interruption
             yield far
         return
     admission = Admission.of(request.allowed_signers)
-    view = unsealing.open_image(request.image, admission, request.identity)
+    view = unsealing.open_image(request.image, admission, request.identity, at_hand=request.identity_at_hand)
     try:
         yield Here(request, view, admission)
     finally:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.model import series
 from gpuckpt.model.errors import GpuckptError, ImageCorrupt, Interrupted, Refused
+from gpuckpt.model.inspection import ListedImage, ListedSeries, Listing
 from gpuckpt.model.jsonform import to_json
 from gpuckpt.model.manifest import NAME
+from gpuckpt.model.records import dataclass
 from gpuckpt.model.report import Event, Report
 from gpuckpt.stores import directory
 from gpuckpt.stores import series as stored
@@ -50,22 +52,38 @@ def inspect(place: Path, request: InspectRequest, machine: Machine, interruption
         if trouble.signal_number is None:
             raise ImageCorrupt(f"not verified: {trouble.why}") from None
         raise Interrupted(trouble.signal_number, "broken off while verifying", process="untouched") from None
+    listed = listing(str(place), found, directory.latest_in(place), verified=request.verify)
+    listed = replace(listed, bytes_on_disk=sum(file.bytes for file in _all_files(found).values()))
+    return report(listed)
+
+
+def report(listed: Listing) -> Report:
+    """What is shown."""
+    return Report("inspect", "ok", "untouched", {"kind": "series", **to_json(listed)})
+
+
+def listing(place: str, found: list[Found], latest: str, *, verified: bool, disk_seen: bool = True) -> Listing:
+    """Images as they were found, by series. Without `disk_seen` nobody knows which files of theirs are the same."""
     by_name: dict[str, list[Found]] = {}
     for one in found:
         parsed = series.parse(one.name)
         by_name.setdefault(parsed[0] if parsed is not None else "", []).append(one)
-    latest = stored.latest_in(place)
-    data = {
-        "kind": "series",
-        "path": str(place),
-        "latest": latest or None,
-        "bytes_on_disk": sum(file.bytes for file in _all_files(found).values()),
-        "series": [
-            {"name": name, "images": _images(members, latest, verified=request.verify)}
-            for name, members in sorted(by_name.items())
-        ],
-    }
-    return Report("inspect", "ok", "untouched", data)
+    manner = _Manner(place, latest, verified, disk_seen)
+    return Listing(
+        place,
+        latest or None,
+        tuple(ListedSeries(name, _images(members, manner)) for name, members in sorted(by_name.items())),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Manner:
+    """What all images of a directory have in common."""
+
+    place: str
+    latest: str
+    verified: bool
+    disk_seen: bool
 
 
 def _verified(found: list[Found], interruption: Interruption) -> list[Found]:
@@ -100,32 +118,32 @@ def _all_files(found: list[Found]) -> dict[tuple[int, int], series.File]:
     return {inode: file for one in found for inode, file in one.files.items()}
 
 
-def _images(members: list[Found], latest: str, *, verified: bool) -> list[dict[str, Any]]:
+def _images(members: list[Found], manner: _Manner) -> tuple[ListedImage, ...]:
     """Newest first; those with other names by the time they were made."""
     ordered = sorted(members, key=lambda one: (series.parse(one.name) or ("", one.created or 0.0))[1])
-    whole = [one for one in ordered if not one.damage]
+    whole = [one for one in ordered if not one.damage] if manner.disk_seen else []
     behind = dict(zip((one.name for one in whole), series.copies([one.files for one in whole]), strict=True))
-    return [_image(one, behind.get(one.name), latest, verified=verified) for one in reversed(ordered)]
+    return tuple(_image(one, behind.get(one.name), manner) for one in reversed(ordered))
 
 
-def _image(found: Found, copies: int | None, latest: str, *, verified: bool) -> dict[str, Any]:
-    return {
-        "name": found.name,
-        "path": str(found.path),
-        "image_id": found.image_id or None,
-        "created": found.created,
-        "complete": not found.damage,
-        "damage": found.damage or None,
-        "verified": (not found.damage) if verified else None,
-        "latest": found.name == latest,
-        "generation": found.generation,
-        "bytes_raw": found.bytes_raw,
-        "bytes_stored": found.bytes_stored,
-        "bytes_on_disk": found.bytes_on_disk,
-        "bytes_unshared": found.bytes_unshared,
-        "copies": copies,
-        "program": found.program or None,
-        "root_pid": found.root_pid,
-        "host": found.host or None,
-        "protected": to_json(found.protected),
-    }
+def _image(found: Found, copies: int | None, manner: _Manner) -> ListedImage:
+    return ListedImage(
+        name=found.name,
+        path=f"{manner.place}/{found.name}",
+        image_id=found.image_id or None,
+        created=found.created,
+        complete=not found.damage,
+        damage=found.damage or None,
+        verified=(not found.damage) if manner.verified else None,
+        latest=found.name == manner.latest,
+        generation=found.generation,
+        bytes_raw=found.bytes_raw,
+        bytes_stored=found.bytes_stored,
+        bytes_on_disk=found.bytes_on_disk if manner.disk_seen else None,
+        bytes_unshared=found.bytes_unshared if manner.disk_seen else None,
+        copies=copies,
+        program=found.program or None,
+        root_pid=found.root_pid,
+        host=found.host or None,
+        protected=found.protected,
+    )

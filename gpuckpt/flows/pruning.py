@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpuckpt.model import series
 from gpuckpt.model.errors import Busy, GpuckptError, in_words
 from gpuckpt.model.report import Finding
+from gpuckpt.stores import directory
 from gpuckpt.stores import series as stored
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ class Pruning:
         """The oldest first; after one that is in use it is thought over again."""
         room = stored.space(self.place)
         # The link leads to the newest of all series here: never to one of these, unless somebody has set it.
-        untouchable = {stored.latest_in(self.place)}
+        untouchable = {directory.latest_in(self.place)}
         plan = self._plan(whole, room, untouchable)
         waiting = list(plan.names)
         while waiting and self.may_go_on():

@@ -27,6 +27,7 @@ from gpuckpt.flows.pruning import Pruning, warning
 from gpuckpt.model import series
 from gpuckpt.model.errors import DumpFailed, Refused, TransferFailed, in_words
 from gpuckpt.model.report import Finding, Report
+from gpuckpt.stores import directory
 from gpuckpt.stores import series as stored
 from gpuckpt.system import procfs
 
@@ -179,7 +180,7 @@ class SeriesDump:
         about: dict[str, Any] = {
             "directory": str(self.place),
             "name": self.name,
-            "latest": stored.latest_in(self.place) or None,
+            "latest": directory.latest_in(self.place) or None,
             "base": base.name if base is not None and not self.full else None,
             "full": self.full or None,
             "removed": self.removed,

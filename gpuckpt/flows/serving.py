@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt.model.migration import QUESTIONS
-from gpuckpt.stores.serving import Server
+from gpuckpt.stores.serving import Server, at_length, path_of
 from gpuckpt.system.links import link_of_program
 
 if TYPE_CHECKING:
     from gpuckpt.flows.receiving import Receiver
+    from gpuckpt.stores.protocol import Ticker
     from gpuckpt.stores.serving import Answer
     from gpuckpt.system.links import Link
 
@@ -21,7 +22,8 @@ def serve(source: int, sink: int) -> None:
     link = link_of_program(source, sink)
     migration = _Migration(link)
     try:
-        Server(link, {"host": _host, "series": _series, **dict.fromkeys(QUESTIONS, migration.answer)}).run()
+        own = {"host": _host, "series": _series, "images": lambda header, _payload: _images(link, header)}
+        Server(link, {**own, **dict.fromkeys(QUESTIONS, migration.answer)}).run()
     finally:
         migration.close()
 
@@ -66,6 +68,31 @@ def _series(header: dict[str, Any], _payload: memoryview) -> Answer:
         pruning.prune(path.name)
     said = {"removed": pruning.removed, "notes": pruning.notes, "findings": to_json(tuple(pruning.findings))}
     return {}, json.dumps(said).encode()
+
+
+def _images(link: Link, header: dict[str, Any]) -> Answer:
+    """What `gpuckpt inspect` says of a directory of images; nothing where it is none."""
+    from gpuckpt.flows import listing  # noqa: PLC0415
+    from gpuckpt.flows.interruption import Interruption  # noqa: PLC0415
+    from gpuckpt.flows.machine import this_machine  # noqa: PLC0415
+    from gpuckpt.model.requests import InspectRequest  # noqa: PLC0415
+
+    class Asked(Interruption):
+        """Whoever asked is told that it goes on, and ends it by going."""
+
+        def __init__(self, tick: Ticker) -> None:
+            super().__init__(None)
+            self._tick = tick
+
+        def check(self) -> None:
+            self._tick(0, 0)
+
+    place = Path(path_of(header))
+    if not listing.holds_images(place):
+        return {}, b""
+    request, machine = InspectRequest(verify=header.get("verify") is True), this_machine(lambda _event: None)
+    report = at_length(link, lambda tick: listing.inspect(place, request, machine, Asked(tick)))
+    return {}, json.dumps(report.data).encode()
 
 
 def _host(_header: dict[str, Any], _payload: memoryview) -> Answer:

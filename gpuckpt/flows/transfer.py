@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.model.requests import PullRequest, PushRequest
-    from gpuckpt.stores.protocol import Arrival, Offer
+    from gpuckpt.stores.protocol import Arrival, Offer, Store
 
     Listener = Callable[[Event], None]
 
@@ -66,8 +66,6 @@ def push(request: PushRequest, listener: Listener, interruption: Interruption) -
 
 def pull(request: PullRequest, listener: Listener, interruption: Interruption) -> Report:
     """Copy an image from another host."""
-    path = request.reach.location.path
-    target = request.directory / Path(path).name
     run = Run(request.reach, listener, interruption)
     kept: list[Offer] = []
     admission = Admission.of(request.allowed_signers)
@@ -76,8 +74,10 @@ def pull(request: PullRequest, listener: Listener, interruption: Interruption) -
         store = far.connect(request.reach, run.pace)
 
         def both() -> tuple[Offer, Arrival]:
-            offer = store.offer(path, admission)
+            # The same one again, should DIR/latest lead to another by now.
+            offer = _offered(store, kept[0].path if kept else request.reach.location.path, admission, request)
             kept[:] = [offer]
+            target = request.directory / Path(offer.path).name
             return offer, DirectoryStore().receive(str(target), offer.raw_manifest, offer)
 
         return run.ends(store, both)
@@ -87,6 +87,19 @@ def pull(request: PullRequest, listener: Listener, interruption: Interruption) -
     place, verified = run.carry(open_ends)
     data = run.data(kept[0], place, verified)
     return Report("pull", "ok", "untouched", {"image": str(request.reach.location), **data})
+
+
+def _offered(store: Store, path: str, admission: Admission | None, request: PullRequest) -> Offer:
+    """The image, and its own name. Raises as store.offer, and MachineLacks where the other side does not say that."""
+    with far.naming_newest("pull", request.reach.location, request.directory):
+        offer = store.offer(path, admission)
+    if not offer.path:
+        host = request.reach.location.host
+        raise MachineLacks(
+            f"the gpuckpt on {host} is older and does not say which image {path} is",
+            "name the image itself, or install the same version of gpuckpt on both hosts",
+        )
+    return offer
 
 
 def _push_verified_only(run: Run, raw: bytes, where: str, request: PushRequest) -> Report:
@@ -100,7 +113,7 @@ def _push_verified_only(run: Run, raw: bytes, where: str, request: PushRequest) 
 def _pull_verified_only(run: Run, request: PullRequest) -> Report:
     location = request.reach.location
     admission = Admission.of(request.allowed_signers)
-    offer, verified = run.look_only(lambda store: store.offer(location.path, admission))
+    offer, verified = run.look_only(lambda store: _offered(store, location.path, admission, request))
     return Report("pull", "ok", "untouched", {"image": str(location), **run.data(offer, str(location), verified)})
 
 

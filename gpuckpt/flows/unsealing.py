@@ -81,11 +81,14 @@ class View:
         self.stored.close()
 
 
-def open_image(path: Path, admit: Admit | None, identity: Path | None) -> View:
-    """Open an image to use it. Raises as stores/directory.py does, and as `opened`."""
+def open_image(path: Path, admit: Admit | None, identity: Path | None, *, at_hand: bool = False) -> View:
+    """Open an image to use it. Raises as stores/directory.py does, and as `opened`.
+
+    `at_hand`: the identity was not named for this image, which may be one that is not encrypted.
+    """
     stored = directory.open_image(path, admit)
     try:
-        return opened(stored, identity)
+        return opened(stored, None if at_hand and not is_encrypted(stored.manifest) else identity)
     except BaseException:
         stored.close()
         raise

@@ -1,10 +1,71 @@
-"""What inspect finds out beyond the manifest: what memory holds, and how two images differ. Sizes are bytes."""
+"""What inspect finds out beyond a manifest: what memory holds, how two images differ, what a directory of images holds.
+
+Sizes are bytes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import field
 
 from gpuckpt.model.records import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A verified copy of an image."""
+
+    host: str
+    path: str
+    time: float
+    verified: str
+    """By what."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedImage:
+    """An image of a directory. None where it is not known: of a damaged image, or because the disk is not seen."""
+
+    name: str
+    path: str
+    complete: bool
+    latest: bool
+    image_id: str | None = None
+    created: float | None = None
+    damage: str | None = None
+    verified: bool | None = None
+    generation: int | None = None
+    bytes_raw: int | None = None
+    bytes_stored: int | None = None
+    bytes_on_disk: int | None = None
+    bytes_unshared: int | None = None
+    """What it adds on the disk."""
+    copies: int | None = None
+    """How many images up to it share no file with each other."""
+    program: str | None = None
+    root_pid: int | None = None
+    host: str | None = None
+    protected: tuple[Copy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSeries:
+    """A series, newest image first; '' for images with other names."""
+
+    name: str
+    images: tuple[ListedImage, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A directory of images."""
+
+    path: str
+    latest: str | None
+    """What the link of that name leads to."""
+    series: tuple[ListedSeries, ...]
+    bytes_on_disk: int | None = None
+    left_out: int = 0
+    """Images that were not looked at, because there are too many."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,10 @@ def _convert_dict(args: tuple[Any, ...], data: Any, place: str) -> dict[str, Any
 
 def _convert_scalar(hint: Any, data: Any, place: str) -> Any:
     if hint is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+        try:
+            return float(data)
+        except OverflowError:
+            raise FormError(f"{place}: no number is so large") from None
     # bool is a subclass of int, and true is no size.
     if not isinstance(data, hint) or (hint is int and isinstance(data, bool)):
         raise FormError(f"{place}: expected {hint.__name__}, found {type(data).__name__}")

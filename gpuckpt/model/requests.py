@@ -171,6 +171,8 @@ class RestoreRequest:
     """Only images that one of these has signed are restored (OpenSSH's allowed_signers)."""
     identity: Path | None = None
     """Opens an encrypted image: an age identity, or an SSH private key."""
+    identity_at_hand: bool = False
+    """Nobody named it for this image: one that is not encrypted does without."""
 
     @property
     def name(self) -> str:

@@ -34,6 +34,20 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and len(text.encode("utf-8", "surrogateescape")) <= 2 * MOST_CHARACTERS
 
 
+def names_one(text: str) -> bool:
+    """Whether this is the name of something in a directory, and leads nowhere else."""
+    return text not in ("", ".", "..") and "/" not in text and "\0" not in text
+
+
+def newest_of(names: Iterable[str], latest: str) -> str:
+    """The newest image among the names of a directory, by `latest` (what the link leads to) if it is one of them.
+
+    Empty where there is no image of a series.
+    """
+    members = [name for name in names if parse(name) is not None]
+    return latest if latest in members else max(members, default="")
+
+
 def default_name(program: str, pid: int) -> str:
     """The name of a series that nobody named: two jobs with the same program never share one."""
     plain = _FOREIGN.sub("_", program.encode("ascii", "replace").decode()).lstrip(".@+-")

@@ -26,6 +26,7 @@ from gpuckpt.model.errors import Busy, GpuckptError, ImageCorrupt, MachineLacks,
 from gpuckpt.model.manifest import Part
 from gpuckpt.model.records import dataclass
 from gpuckpt.stores import protection
+from gpuckpt.stores.protocol import IsSeries
 from gpuckpt.system import procfs
 from gpuckpt.system.files import rename_to_new
 
@@ -388,14 +389,21 @@ def _no_manifest(path: Path, again: str) -> GpuckptError:
     names: list[str] = []
     with contextlib.suppress(OSError):
         names = os.listdir(path)  # noqa: PTH208 - names, not paths
-    members = [name for name in names if series.parse(name) is not None]
-    if members:
-        newest = series.LATEST if series.LATEST in names else max(members)
-        return Refused(
-            f"{path} is a series of images, not an image", f"name one of them; the newest is {path / newest}"
-        )
+    newest = series.newest_of(names, latest_in(path))
+    if newest:
+        shown = series.LATEST if series.LATEST in names else newest
+        words = f"{path} is a series of images, not an image"
+        return IsSeries(words, f"name one of them; the newest is {path / shown}", newest)
     hint = f"is this the right directory? An image has a {manifests.NAME}"
     return ImageCorrupt(f"{path} is no complete image: no {manifests.NAME} in it", hint)
+
+
+def latest_in(place: Path) -> str:
+    """What DIR/latest leads to; empty where there is no such link."""
+    try:
+        return os.readlink(place / series.LATEST)  # noqa: PTH115 - the text
+    except OSError:
+        return ""
 
 
 def _refuse_writable_by_others(path: Path, root: Path) -> None:

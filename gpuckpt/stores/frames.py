@@ -13,9 +13,10 @@ import struct
 from typing import TYPE_CHECKING, Any
 
 import gpuckpt
-from gpuckpt.model import errors
+from gpuckpt.model import errors, series
 from gpuckpt.model.errors import GpuckptError
 from gpuckpt.model.records import dataclass
+from gpuckpt.stores.protocol import IsSeries
 from gpuckpt.system.links import LinkLost
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ MOST_HEADER = 16 << 20
 SIGNATURES = "signatures"
 """The feature of those who keep an image's signature."""
 
-FEATURES = ("migrate", SIGNATURES)
+SERIES = "series"
+"""The feature of those who list the images of a directory, and say which one DIR/latest is."""
+
+FEATURES = ("migrate", SIGNATURES, SERIES)
 """What a gpuckpt may offer beside storing images."""
 
 VERSIONS = (1, 1)
@@ -114,6 +118,7 @@ def await_mark(link: Link) -> bytes:
             seen += link.receive(1)
         except LinkLost as lost:
             raise LinkLost(str(lost) if not seen else f"{lost}, after {bytes(seen[:80])!r}") from None
+    link.whole()
     return bytes(seen[: -len(MARK)])
 
 
@@ -132,7 +137,8 @@ def common_version(theirs: Any) -> int | None:
 
 def failure_to_json(error: GpuckptError) -> dict[str, Any]:
     """A failure for the other side."""
-    return {"error": {"code": error.code, "message": error.message, "hint": error.hint}}
+    newest = {"newest": error.newest} if isinstance(error, IsSeries) else {}
+    return {"error": {"code": error.code, "message": error.message, "hint": error.hint, **newest}}
 
 
 def raise_failure(header: dict[str, Any], where: str) -> None:
@@ -144,4 +150,8 @@ def raise_failure(header: dict[str, Any], where: str) -> None:
     kind = _KINDS.get(str(told.get("code")), errors.TransferFailed)
     if kind in (GpuckptError, errors.Interrupted):
         kind = errors.TransferFailed
-    raise kind(f"on {where}: {str(told.get('message', ''))[:1000]}", str(told.get("hint", ""))[:1000])
+    message, hint = f"on {where}: {str(told.get('message', ''))[:1000]}", str(told.get("hint", ""))[:1000]
+    newest = told.get("newest")
+    if kind is errors.Refused and isinstance(newest, str) and series.names_one(newest):
+        raise IsSeries(message, hint, newest)
+    raise kind(message, hint)

@@ -61,6 +61,7 @@ class DirectoryOffer:
 
     def __init__(self, image: directory.Image) -> None:
         self.image = image
+        self.path = str(image.path)
         self.manifest = image.manifest
         self.signature = image.signature
         self.raw_manifest = os.pread(image.lock_fd, os.fstat(image.lock_fd).st_size, 0)

@@ -10,6 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from gpuckpt.model.inspection import Copy
 from gpuckpt.model.jsonform import FormError, from_json, to_json
 from gpuckpt.model.records import dataclass
 
@@ -25,17 +26,6 @@ MOST = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
-    """A verified copy."""
-
-    host: str
-    path: str
-    time: float
-    verified: str
-    """By what."""
-
-
-@dataclass(frozen=True, slots=True)
 class _Copies:
     copies: tuple[Copy, ...] = ()
 
@@ -45,8 +35,16 @@ def read(root: Path) -> tuple[Copy, ...]:
     try:
         descriptor = os.open(root / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
-            return from_json(_Copies, json.loads(file.read(MAX_BYTES))).copies
-    except (OSError, ValueError, RecursionError, FormError):
+            return parse(file.read(MAX_BYTES))
+    except OSError:
+        return ()
+
+
+def parse(raw: bytes) -> tuple[Copy, ...]:
+    """The copies that a note tells of; none where it cannot be read."""
+    try:
+        return from_json(_Copies, json.loads(raw)).copies
+    except (ValueError, RecursionError, FormError):
         return ()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from gpuckpt.model.errors import Refused
 from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
@@ -23,6 +24,15 @@ if TYPE_CHECKING:
 PIECE_BYTES = 4 << 20
 FRAME_SURPLUS_BYTES = 16
 """An encrypted frame is longer than its content by its tag, and is read at once."""
+
+
+class IsSeries(Refused):
+    """An image was asked for, and a directory of several was named."""
+
+    def __init__(self, message: str, hint: str, newest: str) -> None:
+        """`newest`: the name of the newest image in it."""
+        super().__init__(message, hint)
+        self.newest = newest
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,10 @@ class Offer(Protocol):
     manifest: Manifest
     signature: bytes
     """Of the manifest; b'' where it has none."""
+
+    @property
+    def path(self) -> str:
+        """Where it lies; of DIR/latest the image that this leads to. '' where the other side does not say."""
 
     def open_reader(self) -> Reader:
         """Another stream. Raises LinkLost, GpuckptError."""

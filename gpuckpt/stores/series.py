@@ -16,7 +16,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model import series
 from gpuckpt.model.errors import Busy, GpuckptError, MachineLacks, NotFound, Refused
+from gpuckpt.model.inspection import Copy
 from gpuckpt.model.records import dataclass
 from gpuckpt.model.series import File, Member, Space
 from gpuckpt.stores import directory, protection
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from gpuckpt.model.manifest import Manifest
 
 MOST_CARD_BYTES = 1000
+OF_AN_IMAGE = (manifests.NAME, "criu")
+"""What a directory with any name has that is an image: other programs have a manifest.json, too."""
+
 LOOK = "look at it with `ls -ld`"
 
 
@@ -54,7 +58,7 @@ class Found:
     root_pid: int | None = None
     program: str = ""
     host: str = ""
-    protected: tuple[protection.Copy, ...] = ()
+    protected: tuple[Copy, ...] = ()
 
     @property
     def member(self) -> Member:
@@ -100,8 +104,7 @@ def images_in(place: Path) -> list[str]:
 def _may_be_image(path: Path) -> bool:
     if path.name.endswith(directory.PARTIAL_SUFFIX):
         return False
-    # Other programs have a manifest.json, too.
-    return series.parse(path.name) is not None or all(os.path.lexists(path / name) for name in (manifests.NAME, "criu"))
+    return series.parse(path.name) is not None or all(os.path.lexists(path / name) for name in OF_AN_IMAGE)
 
 
 def _is_directory(path: Path) -> bool:
@@ -119,22 +122,23 @@ def look(path: Path) -> Found:
         return Found(path.name, path, error.message, _files(path))
     try:
         seen = _sizes(image.root)
-        damage = _missing(image.manifest, seen)
+        damage = missing_part(image.manifest, seen)
         files = _files(image.root)
-        return _found(path, image.manifest, damage, files, protection.read(image.root))
+        return describe(path, image.manifest, damage, files, protection.read(image.root))
     except OSError as error:
         return Found(path.name, path, f"it cannot be read: {error.strerror}")
     finally:
         image.close()
 
 
-def _found(
+def describe(
     path: Path,
     manifest: Manifest,
     damage: str,
     files: dict[tuple[int, int], File],
-    protected: tuple[protection.Copy, ...],
+    protected: tuple[Copy, ...],
 ) -> Found:
+    """What its manifest says of an image."""
     root = manifest.tree.processes[0]
     return Found(
         path.name,
@@ -168,7 +172,8 @@ def _sizes(root: Path) -> dict[str, int]:
     return {path: seen.st_size for path, seen in _walk(root) if stat.S_ISREG(seen.st_mode)}
 
 
-def _missing(manifest: Manifest, sizes: dict[str, int]) -> str:
+def missing_part(manifest: Manifest, sizes: Mapping[str, int]) -> str:
+    """The first part that is not there in its size, in words; empty where all are. `sizes`: path -> bytes."""
     for part in manifest.parts:
         if part.path not in sizes:
             return f"part {part.path} is missing"
@@ -262,12 +267,20 @@ def refuse_other_latest(place: Path) -> None:
         raise Refused(f"{path} is no link to an image", "move it away: the link to the newest image goes there")
 
 
-def latest_in(place: Path) -> str:
-    """The name that DIR/latest leads to; empty where there is no such link."""
-    try:
-        return os.readlink(place / series.LATEST)  # noqa: PTH115 - the text
-    except OSError:
-        return ""
+def behind_latest(path: Path) -> Path:
+    """The image that DIR/latest leads to; any other path as it is. Raises Refused where it leads out of DIR."""
+    led_to = directory.latest_in(path.parent) if path.name == series.LATEST else ""
+    if not led_to:
+        return path
+    image = path.parent / led_to
+    if not series.names_one(led_to) or image.is_symlink():
+        raise leads_elsewhere(str(path), led_to)
+    return image
+
+
+def leads_elsewhere(path: str, led_to: str) -> Refused:
+    """For a link to the newest image that `gpuckpt dump --into` has not made."""
+    return Refused(f"{path} leads to {led_to[:1000]}, which is no image in that directory", "name the image itself")
 
 
 def point_latest(place: Path, name: str, image: str) -> None:

@@ -12,7 +12,7 @@ import errno
 import os
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import GpuckptError, MachineLacks, Refused, TransferFailed, in_words
@@ -22,6 +22,7 @@ from gpuckpt.stores.landingwriter import DirectoryWriter
 from gpuckpt.stores.local import DirectoryOffer, DirectoryReader, DirectoryStore
 from gpuckpt.stores.packlanding import PackQuestions
 from gpuckpt.stores.protocol import FRAME_SURPLUS_BYTES, PIECE_BYTES, Piece, Span
+from gpuckpt.stores.series import behind_latest
 from gpuckpt.system.links import LinkLost
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ MOST_PAYLOAD = {
     "sample": 2 * PIECE_BYTES,
     **dict.fromkeys(("begin", "judge"), manifests.MAX_BYTES),
 }
+T = TypeVar("T")
 DONE: dict[str, Any] = {"ok": True}
 
 
@@ -55,7 +57,7 @@ class Server:
         self._reader: DirectoryReader | None = None
         self._arrival: DirectoryArrival | None = None
         self._writer: DirectoryWriter | None = None
-        self._packs = PackQuestions(_path)
+        self._packs = PackQuestions(path_of)
         self._most_payload = {**MOST_PAYLOAD, **self._packs.most_payload}
         self._handlers: dict[str, Handler] = {
             **self._packs.handlers,
@@ -119,9 +121,11 @@ class Server:
 
     def _open(self, header: dict[str, Any], _payload: memoryview) -> Answer:
         self._require_idle()
-        self._offer = DirectoryStore().offer(_path(header))
+        place = behind_latest(Path(path_of(header)))
+        self._offer = DirectoryStore().offer(str(place))
         self._reader = self._offer.open_reader()
-        return {**DONE, "signature": self._offer.signature.decode("ascii", "replace")}, self._offer.raw_manifest
+        told = {"signature": self._offer.signature.decode("ascii", "replace"), "name": place.name}
+        return {**DONE, **told}, self._offer.raw_manifest
 
     def _read(self, header: dict[str, Any], _payload: memoryview) -> Answer:
         if self._reader is None:
@@ -137,7 +141,7 @@ class Server:
         self._require_idle()
         once = self._packs.hand_over()
         signature = str(header.get("signature", "")).encode("ascii", "replace")
-        self._arrival = DirectoryArrival(Path(_path(header)), bytes(payload), signature=signature)
+        self._arrival = DirectoryArrival(Path(path_of(header)), bytes(payload), signature=signature)
         if once:
             self._arrival.resumable = False
             self._arrival.trust_packs()
@@ -148,7 +152,7 @@ class Server:
     def _join(self, header: dict[str, Any], _payload: memoryview) -> Answer:
         if self._writer is not None:
             raise Refused("this connection writes already", "use another one")
-        self._writer = DirectoryWriter(Path(_path(header)), None, str(header["token"]))
+        self._writer = DirectoryWriter(Path(path_of(header)), None, str(header["token"]))
         return DONE, b""
 
     def _write(self, header: dict[str, Any], payload: memoryview) -> Answer:
@@ -185,26 +189,30 @@ class Server:
             raise Refused("this connection holds an image already", "use another one")
 
     def _at_length(self, act: Callable[[Ticker], Any]) -> Any:
-        """Carry out what takes long, telling the other side that it goes on; its end ends it."""
-        state = {"at": [0, 0], "gone": False}
-
-        def tick(done: int, total: int) -> None:
-            state["at"] = [done, total]
-            if state["gone"]:
-                raise LinkLost("nobody waits any more")
-
-        with ThreadPoolExecutor(1) as pool:
-            future = pool.submit(act, tick)
-            try:
-                while not wait([future], WORKING_SECONDS).done:
-                    frames.send(self._link, {"working": state["at"]})
-            except LinkLost:
-                state["gone"] = True
-                raise
-        return future.result()
+        return at_length(self._link, act)
 
 
-def _path(header: dict[str, Any]) -> str:
+def at_length(link: Link, act: Callable[[Ticker], T]) -> T:
+    """Carry out what takes long, telling the other side that it goes on; its end ends it. Raises LinkLost."""
+    state = {"at": [0, 0], "gone": False}
+
+    def tick(done: int, total: int) -> None:
+        state["at"] = [done, total]
+        if state["gone"]:
+            raise LinkLost("nobody waits any more")
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(act, tick)
+        try:
+            while not wait([future], WORKING_SECONDS).done:
+                frames.send(link, {"working": state["at"]})
+        except LinkLost:
+            state["gone"] = True
+            raise
+    return future.result()
+
+
+def path_of(header: dict[str, Any]) -> str:
     """The path of a question, from the login directory on; links before its last step are resolved this once."""
     text = header["path"]
     if not isinstance(text, str) or "\0" in text:

@@ -10,9 +10,12 @@ import time
 from typing import TYPE_CHECKING
 
 from gpuckpt.model import manifest as manifests
+from gpuckpt.model import series
 from gpuckpt.model.errors import ImageCorrupt, MachineLacks, NotFound
 from gpuckpt.stores import sftpcheck
 from gpuckpt.stores.directory import MAX_SIGNATURE_BYTES, PARTIAL_SUFFIX
+from gpuckpt.stores.protocol import IsSeries
+from gpuckpt.stores.series import leads_elsewhere
 from gpuckpt.stores.sftparrival import SftpArrival
 from gpuckpt.stores.sftplanes import SftpReader
 from gpuckpt.system.links import LinkLost
@@ -23,6 +26,7 @@ from gpuckpt.system.ssh_failures import explain, last_words
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gpuckpt.model.errors import GpuckptError
     from gpuckpt.model.manifest import Part
     from gpuckpt.stores.directory import Admit
     from gpuckpt.stores.protocol import Offer, Ticker
@@ -75,13 +79,14 @@ class SftpStore:
 
     def offer(self, path: str, admit: Admit | None = None) -> SftpOffer:
         """Open an image for reading."""
-        return SftpOffer(self, self._absolute(path), admit)
+        return SftpOffer(self, self.absolute(path), admit)
 
     def receive(self, path: str, raw_manifest: bytes, source: Offer | None = None) -> SftpArrival:
         """Begin or go on with sending an image there."""
-        return SftpArrival(self, self._absolute(path, make_parent=True), raw_manifest, source)
+        return SftpArrival(self, self.absolute(path, make_parent=True), raw_manifest, source)
 
-    def _absolute(self, path: str, *, make_parent: bool = False) -> bytes:
+    def absolute(self, path: str, *, make_parent: bool = False) -> bytes:
+        """The path from the root on; its last step stays a name. Raises NotFound, LinkLost."""
         raw = os.fsencode(posixpath.normpath(path or "."))
         parent, name = posixpath.split(raw)
         if make_parent and self.first.look(parent or b".", follow=True) is None:
@@ -113,13 +118,34 @@ class SftpStore:
         self.first.cut()
 
 
+def latest_in(session: Sftp, place: bytes) -> str:
+    """What DIR/latest leads to; empty where there is no such link. Raises LinkLost."""
+    with contextlib.suppress(OSError, EOFError):
+        return os.fsdecode(session.read_link(place + b"/" + series.LATEST.encode()))
+    return ""
+
+
+def _behind_latest(session: Sftp, path: bytes) -> bytes:
+    """As stores/series.py does it. Raises Refused, LinkLost."""
+    above, name = posixpath.split(path)
+    led_to = latest_in(session, above) if name == series.LATEST.encode() else ""
+    if not led_to:
+        return path
+    image = posixpath.join(above, os.fsencode(led_to))
+    seen = session.look(image) if series.names_one(led_to) else None
+    if not series.names_one(led_to) or (seen is not None and seen.is_link):
+        raise leads_elsewhere(os.fsdecode(path), led_to)
+    return image
+
+
 class SftpOffer:
     """An image there."""
 
     def __init__(self, store: SftpStore, path: bytes, admit: Admit | None = None) -> None:
-        self._store, self._path = store, path
-        self.where = f"{store.where}:{os.fsdecode(path)}"
-        if path.endswith(PARTIAL_SUFFIX.encode()):
+        self._store, self._path = store, _behind_latest(store.first, path)
+        self.path = os.fsdecode(self._path)
+        self.where = f"{store.where}:{self.path}"
+        if self._path.endswith(PARTIAL_SUFFIX.encode()):
             raise ImageCorrupt(f"{self.where} is no complete image: a transfer that has not ended", "push again")
         self.raw_manifest = self._read_manifest()
         self.signature = self._read_signature()
@@ -133,8 +159,18 @@ class SftpOffer:
         place = self._path + b"/" + manifests.NAME.encode()
         seen = self._store.first.look(place)
         if seen is None or not seen.is_file:
-            raise ImageCorrupt(f"{self.where} is no complete image: no {manifests.NAME} in it", "copy the image again")
+            raise self._no_manifest()
         return self._store.first.read_small(place, manifests.MAX_BYTES)
+
+    def _no_manifest(self) -> GpuckptError:
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = [os.fsdecode(entry.name) for entry in self._store.first.names(self._path)]
+        newest = series.newest_of(names, latest_in(self._store.first, self._path))
+        if newest and "criu" not in names:
+            hint = f"name one of them; the newest is {self.where}/{newest}"
+            return IsSeries(f"{self.where} is a series of images, not an image", hint, newest)
+        return ImageCorrupt(f"{self.where} is no complete image: no {manifests.NAME} in it", "copy the image again")
 
     def _read_signature(self) -> bytes:
         place = self._path + b"/" + manifests.SIGNATURE.encode()

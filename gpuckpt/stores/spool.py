@@ -24,6 +24,11 @@ class SpoolOffer:
     manifest: Manifest
     signature: bytes = b""
 
+    @property
+    def path(self) -> str:
+        """Where it lies."""
+        return str(self.root)
+
     def part(self, name: str) -> Path:
         """The path of a part."""
         return self.root / name

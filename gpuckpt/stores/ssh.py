@@ -9,6 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt.model import manifest as manifests
+from gpuckpt.model import series
 from gpuckpt.model.errors import GpuckptError, MachineLacks, TransferFailed
 from gpuckpt.stores import frames
 from gpuckpt.stores.directory import MAX_SIGNATURE_BYTES
@@ -202,8 +203,10 @@ class SshOffer:
     """An image there."""
 
     def __init__(self, store: SshStore, path: str, admit: Admit | None = None) -> None:
-        self._store, self._path = store, path
+        self._store = store
         answer = store.question({"do": "open", "path": path}, most=manifests.MAX_BYTES)
+        self.path = self._resolved(path, answer.header.get("name"))
+        self._opened = self.path or path
         self.raw_manifest = bytes(answer.payload)
         told = str(answer.header.get("signature", "")).encode("ascii", "replace")
         self.signature = told[:MAX_SIGNATURE_BYTES]
@@ -211,14 +214,25 @@ class SshOffer:
             admit(self.raw_manifest, self.signature)
         self.manifest = manifests.decode(self.raw_manifest, f"{store.first.where}:{path}/{manifests.NAME}")
 
+    def _resolved(self, path: str, name: object) -> str:
+        """Where it lies there. Only of DIR/latest the other side says what it is called."""
+        above, slash, asked = path.rpartition("/")
+        if asked != series.LATEST:
+            return path
+        if not isinstance(name, str):
+            return ""
+        if not series.names_one(name):
+            raise TransferFailed(f"{self._store.first.where} names an image that cannot be", "do not trust it")
+        return f"{above}{slash}{name}"
+
     def open_reader(self) -> SshReader:
         """Another stream."""
         peer = self._store.further()
         if peer is not self._store.first:
-            raw = peer.ask({"do": "open", "path": self._path}, most=manifests.MAX_BYTES).payload
+            raw = peer.ask({"do": "open", "path": self._opened}, most=manifests.MAX_BYTES).payload
             if bytes(raw) != self.raw_manifest:
                 peer.close()
-                raise TransferFailed(f"{self._path} has been exchanged meanwhile", "the same command begins again")
+                raise TransferFailed(f"{self._opened} has been exchanged meanwhile", "the same command begins again")
         return SshReader(self._store, peer)
 
     def verify(self, tick: Ticker) -> str:

@@ -1,6 +1,8 @@
 """A two-way stream of bytes to another process, with a limit on every wait.
 
-A side that takes or gives no byte for `stall_seconds` counts as lost: a dead link shows no error for hours.
+A side that takes or gives no byte for `stall_seconds` counts as lost: a dead link shows no error for hours. So does one
+that has begun with something and then gives next to nothing of it: a byte a minute would hold us for ever. (Who takes
+a byte a minute is silent as it is: what is sent becomes room for more only in whole buffers.)
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
 
 STALL_SECONDS = 60.0
 """The longest silence. Whoever works longer says so in between."""
+
+SLOWEST = 64.0
+"""Bytes per second below which a side is as good as silent. A 56 kbit/s line that eight connections share gives each of
+them ten times as much."""
 
 MOST_AT_ONCE = 1 << 20
 
@@ -46,6 +52,9 @@ class Link(Protocol):
 
     def receive(self, limit: int) -> bytes:
         """Between 1 and `limit` bytes. Raises LinkLost at the end of the stream."""
+
+    def whole(self) -> None:
+        """What `receive` gave is whole: before what comes next the other side may be silent again."""
 
     def has_ended(self) -> bool:
         """Whether the other side has closed it, as far as is known. Takes nothing and does not wait."""
@@ -74,6 +83,28 @@ class Pace:
             time.sleep(begin - now)
 
 
+class Progress:
+    """Of one thing that is under way. Until its first byte only silence counts; only time that was waited counts."""
+
+    def __init__(self, stall_seconds: float) -> None:
+        self._stall_seconds = stall_seconds
+        self._begun = False
+        self._bytes, self._seconds = 0, 0.0
+
+    def moved(self, count: int, seconds: float) -> None:
+        """So many bytes after so long a wait, and more are to come. Raises Silent."""
+        if not self._begun:
+            self._begun = True
+            return
+        self._bytes += count
+        self._seconds += seconds
+        if self._seconds < self._stall_seconds:
+            return
+        if self._bytes < SLOWEST * self._seconds:
+            raise Silent(f"the other side is as good as silent: {self._bytes} bytes in {self._seconds:.1f} s")
+        self._bytes, self._seconds = 0, 0.0
+
+
 class SocketLink:
     """A link over a connected stream socket. Once lost it stays so."""
 
@@ -89,6 +120,8 @@ class SocketLink:
         self._socket = sock
         self._pace = pace
         self._polled = polled
+        self._stall_seconds = stall_seconds
+        self._received = Progress(stall_seconds)
         self._slice = MOST_AT_ONCE if pace is None else pace.slice_bytes
         # The kernel's own limits: it then waits for a whole piece by itself; Python would wake up for each 32 KiB.
         sock.setblocking(True)  # noqa: FBT003 - its signature
@@ -109,18 +142,29 @@ class SocketLink:
 
     def receive_into(self, view: memoryview) -> None:
         """Fill the view."""
+        progress = Progress(self._stall_seconds)
         with self._closed_when_lost():
             while view:
+                begun = time.monotonic()
                 got = _some(self._socket.recv_into(view[: self._slice], 0, socket.MSG_WAITALL))
-                self._spend(got)
                 view = view[got:]
+                if view:
+                    progress.moved(got, time.monotonic() - begun)
+                self._spend(got)
 
     def receive(self, limit: int) -> bytes:
         """Between 1 and `limit` bytes."""
         with self._closed_when_lost():
+            begun = time.monotonic()
             content = self._socket.recv(min(limit, self._slice))
+            if not self._polled:
+                self._received.moved(_some(len(content)), time.monotonic() - begun)
             self._spend(_some(len(content)))
             return content
+
+    def whole(self) -> None:
+        """What `receive` gave is whole."""
+        self._received = Progress(self._stall_seconds)
 
     def has_ended(self) -> bool:
         """Whether the other side has closed it."""
@@ -157,15 +201,19 @@ class PipeLink:
 
     def __init__(self, source: int, sink: int, stall_seconds: float = STALL_SECONDS) -> None:
         self._source, self._sink = source, sink
-        self._stall_milliseconds = int(stall_seconds * 1000)
+        self._stall_seconds = stall_seconds
+        self._received = Progress(stall_seconds)
         # A pipe takes a part of what is written only where it may not block. Both may be the two ways of one socket.
         os.set_blocking(sink, False)
 
-    def _wait(self, descriptor: int, what: int) -> None:
+    def _wait(self, descriptor: int, what: int) -> float:
+        """Returns for how many seconds. Raises TimeoutError."""
+        begun = time.monotonic()
         waiting = select.poll()
         waiting.register(descriptor, what)
-        if not waiting.poll(self._stall_milliseconds):
+        if not waiting.poll(int(self._stall_seconds * 1000)):
             raise TimeoutError
+        return time.monotonic() - begun
 
     def send(self, *parts: bytes | memoryview) -> None:
         """Send all bytes of all parts."""
@@ -179,19 +227,27 @@ class PipeLink:
 
     def receive_into(self, view: memoryview) -> None:
         """Fill the view."""
+        progress = Progress(self._stall_seconds)
         with _in_words():
             while view:
-                self._wait(self._source, select.POLLIN)
+                waited = self._wait(self._source, select.POLLIN)
                 with contextlib.suppress(BlockingIOError):
-                    view = view[_some(os.readv(self._source, [view])) :]
+                    got = _some(os.readv(self._source, [view]))
+                    view = view[got:]
+                    if view:
+                        progress.moved(got, waited)
 
     def receive(self, limit: int) -> bytes:
         """Between 1 and `limit` bytes."""
         with _in_words():
-            self._wait(self._source, select.POLLIN)
+            waited = self._wait(self._source, select.POLLIN)
             content = os.read(self._source, limit)
-            _some(len(content))
+            self._received.moved(_some(len(content)), waited)
             return content
+
+    def whole(self) -> None:
+        """What `receive` gave is whole."""
+        self._received = Progress(self._stall_seconds)
 
     def has_ended(self) -> bool:
         """Whether the other side has closed it: nothing is left to read, and nothing will come."""

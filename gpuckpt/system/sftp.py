@@ -20,7 +20,7 @@ from gpuckpt.model.records import dataclass
 from gpuckpt.system.links import LinkLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from gpuckpt.system.ssh import Call
 
@@ -55,6 +55,11 @@ class Entry:
         """A directory, no link."""
         return stat.S_ISDIR(self.mode)
 
+    @property
+    def is_link(self) -> bool:
+        """A symbolic link."""
+        return stat.S_ISLNK(self.mode)
+
 
 class _Socket:
     """A call's stream as paramiko wants to see it."""
@@ -86,6 +91,7 @@ class Sftp(paramiko.SFTPClient):  # type: ignore[misc]  # paramiko has no types
         """To be called now and then while the session is used."""
         with _plain_errors():
             super().__init__(_Socket(call))
+        call.link.whole()
         self.request_bytes = self._limit()
 
     def _log(self, *_: Any) -> None:
@@ -106,6 +112,7 @@ class Sftp(paramiko.SFTPClient):  # type: ignore[misc]  # paramiko has no types
         with _plain_errors():
             while number not in self._answers:
                 kind, data = self._read_packet()
+                self._call.link.whole()
                 message = paramiko.Message(data)
                 answered = message.get_int()
                 if answered not in self._asked:
@@ -138,6 +145,12 @@ class Sftp(paramiko.SFTPClient):  # type: ignore[misc]  # paramiko has no types
         message.get_int()
         return bytes(message.get_string())
 
+    def read_link(self, path: bytes) -> bytes:
+        """What a link leads to. Raises OSError."""
+        _, message = self.ask(wire.CMD_READLINK, path)
+        message.get_int()
+        return bytes(message.get_string())
+
     def look(self, path: bytes, *, follow: bool = False) -> Entry | None:
         """What stands there; None where nothing does."""
         try:
@@ -145,6 +158,21 @@ class Sftp(paramiko.SFTPClient):  # type: ignore[misc]  # paramiko has no types
         except FileNotFoundError:
             return None
         return _entry(os.path.basename(path), message)  # noqa: PTH119 - bytes
+
+    def exist(self, paths: Sequence[bytes]) -> list[bool]:
+        """Whether something stands at each place, many asked for at once; what may not be seen does not."""
+        found: list[bool] = []
+        for at in range(0, len(paths), UNDER_WAY):
+            numbers = [self.post(wire.CMD_LSTAT, path) for path in paths[at : at + UNDER_WAY]]
+            found += [self._is_there(number) for number in numbers]
+        return found
+
+    def _is_there(self, number: int) -> bool:
+        try:
+            self.answer(number)
+        except (OSError, EOFError):
+            return False
+        return True
 
     def names(self, path: bytes) -> list[Entry]:
         """What is in a directory, at most MOST_NAMES."""

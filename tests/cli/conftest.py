@@ -23,7 +23,7 @@ class FakeRun(types.ModuleType):
             raise self.answer
         return self.answer
 
-    dump = restore = repair = inspect = _act
+    dump = restore = repair = inspect = migrate = _act
 
     @property
     def request(self):
@@ -39,7 +39,7 @@ def flow(monkeypatch):
     package.run = fake
     monkeypatch.setitem(sys.modules, "gpuckpt.flows", package)
     monkeypatch.setitem(sys.modules, "gpuckpt.flows.run", fake)
-    for name in ("dump", "restore", "repair", "describe"):
+    for name in ("dump", "restore", "repair", "describe", "migrating"):
         monkeypatch.setitem(sys.modules, f"gpuckpt.flows.{name}", fake)
     return fake
 

@@ -39,6 +39,7 @@ OPTIONS = {
     },
 }
 ROOT = Path(__file__).parents[2]
+RECIPIENT = "age1ugtg63757shac6f4y9vfaqwfz0kklpgxjrdjjvxgw4rwu0pd5vtsprltug"
 LOW, HIGH = Path("/low"), Path("/high")
 
 
@@ -377,3 +378,15 @@ def test_what_a_user_may_not_even_look_for_is_not_that_users():
             said[home] = done.stdout.strip() or done.stderr.splitlines()[-1]
     assert said["hidden"] == "None"
     assert "config.toml: Permission denied" in said["own"]
+
+
+@pytest.mark.parametrize("kept", [("--keep-image", "/srv/kept"), ("gpu7:/srv/kept",)])
+def test_no_migration_keeps_an_image_in_clear_where_every_dump_is_encrypted(file, gpuckpt, flow, kept):
+    flow.answer = restore_report()
+    path = file(f"[dump]\nencrypt-to = '{RECIPIENT}'")
+    target = kept if len(kept) == 1 else (*kept, "gpu7:")
+    status, _, err = gpuckpt("migrate", "--tree", "7", *target, "--config", path)
+    assert status == 20
+    assert f"[dump] encrypt-to of {path}" in err
+    assert gpuckpt("migrate", "--tree", "7", "gpu7:", "--config", path)[0] == 0
+    assert gpuckpt("migrate", "--tree", "7", *target, "--config", file("", "other"))[0] == 0

@@ -53,6 +53,21 @@ def test_every_fact_is_there(capsys, width):
     assert all(len(line) <= width for line in out.splitlines()), out
 
 
+def test_what_nobody_sees_over_sftp_is_said(capsys, width):
+    unseen = {"bytes_on_disk": None, "bytes_unshared": None, "copies": None}
+    report = series(image(2, latest=True, **unseen), image(1, **unseen))
+    report.data.update(bytes_on_disk=None, left_out=7)
+    out = screen(report, capsys)
+    for fact in (
+        "2 images, all complete",
+        "ADDS and COPIES: not known",
+        "complete, latest",
+        "and 7 more that were not",
+    ):
+        assert fact in out, fact
+    assert all(len(line) <= width for line in out.splitlines()), out
+
+
 def test_a_damaged_image_is_shown_behind_a_hundred_others(capsys, width):
     images = [image(number) for number in reversed(range(1, 100))]
     out = screen(series(*images, image(0, **DAMAGED, **UNKNOWN)), capsys)

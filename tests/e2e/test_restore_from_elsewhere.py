@@ -111,12 +111,13 @@ def test_nothing_is_touched_where_a_check_refuses(work, jobs, sshd):
 
 
 def test_link_remap_files_wait_until_all_memory_is_known_to_be_good(work, jobs, sshd):
-    """They are used up by CRIU: a frame that is damaged is found before."""
+    """They are used up by CRIU: a frame that is damaged is found before. The image is named as a series' newest."""
     job = jobs.python("kinds.py", "pool", work / "log", "spawn")
     harness.wait_for_count(work / "log", 2)
     rounds.dump(jobs, job.pid, work / "image")
     at_dump = harness.numbers(work / "log")[-1]
-    answer = restore(jobs, sshd, work / "image")
+    (work / "latest").symlink_to("image")
+    answer = restore(jobs, sshd, work / "latest")
     assert any("known to be good" in note for note in answer.report["data"]["notes"])
     rounds.goes_on(work / "log", at_dump, more=2)
     assert stored_here() == []

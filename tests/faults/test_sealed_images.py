@@ -204,6 +204,29 @@ def test_an_image_in_clear_in_its_place_is_refused(here):
         unsealing.open_image(here / "image", None, here / "identity")
 
 
+@pytest.mark.parametrize("by", ["the command line", "a file"])
+def test_a_key_from_a_configuration_is_at_hand_and_no_demand(here, by):
+    """Of a plain image it opens nothing and is in nobody's way; typed for this one it is a mistake."""
+    shutil.rmtree(here / "image")
+    make_image(here / "image", 1)
+    (here / "config.toml").write_text(f'[restore]\nidentity = "{here}/identity"\n')
+    typed = ("--identity", here / "identity") if by == "the command line" else ()
+    env = {"GPUCKPT_CONFIG": str(here / "config.toml")}
+    answer = gpuckpt("restore", here / "image", "--dry-run", *typed, env=env)
+    why = answer.report["error"]["message"] if answer.report["error"] else ""
+    assert ("is not encrypted" in why) == bool(typed), answer.error
+    assert ("comes from" in answer.error) is False
+
+
+def test_a_refusal_for_a_value_of_a_file_names_the_file(here):
+    (here / "wrong").write_text((here / "identity").read_text().replace("AGE-SECRET-KEY-1", "AGE-SECRET-KEY-1Q"))
+    (here / "wrong").chmod(0o600)
+    (here / "config.toml").write_text(f'[restore]\nidentity = "{here}/wrong"\n')
+    answer = gpuckpt("restore", here / "image", env={"GPUCKPT_CONFIG": str(here / "config.toml")})
+    assert answer.status == 20
+    assert answer.report["error"]["hint"].endswith(f"identity comes from {here}/config.toml")
+
+
 def test_older_versions_refuse_it(here, monkeypatch):
     monkeypatch.setattr(manifests, "KNOWN_FEATURES", manifests.KNOWN_FEATURES - {"encrypted"})
     with pytest.raises(ImageTooNew, match="encrypted"):

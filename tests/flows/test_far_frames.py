@@ -235,6 +235,24 @@ def test_an_index_that_names_what_the_manifest_does_not(image):
     far.end()
 
 
+def test_the_newest_of_a_series_stays_the_one_that_was_opened(tmp_path):
+    """While the tree is filled another dump may come: the next connection must not find that one's memory."""
+    tmp_path.chmod(0o700)
+    old, new = (make_image(tmp_path / name, 0.1, seed=seed, packs=1) for seed, name in enumerate(("old", "new")))
+    latest, caller = tmp_path / "latest", Caller(Line())
+    latest.symlink_to(old.name)
+    far = FarImage(Reach(parse(f"far:{latest}")), lambda _words: None, caller)
+    raw = far.insist().offer.raw_manifest
+    latest.unlink()
+    latest.symlink_to(new.name)
+    far.lost(far.current(), LinkLost("cut"))
+    again = far.insist().offer
+    assert (again.raw_manifest, again.path) == (raw, str(old))
+    far.end()
+    for line in caller.used:
+        line.ended()
+
+
 def test_the_other_side_hears_of_us_while_nothing_is_read(image, monkeypatch):
     """A hook of minutes, say: it would go after one without a word."""
     monkeypatch.setattr(farimage, "ALIVE_SECONDS", 0.02)

@@ -3,11 +3,13 @@
 Serves images as gpuckpt does, but for one thing. It stands where --remote-command names the far gpuckpt.
 """
 
+import json
 import sys
 import time
 from dataclasses import replace
 
 from gpuckpt.model import manifest as manifests
+from gpuckpt.stores import frames
 from gpuckpt.stores.serving import Server
 from gpuckpt.system.links import link_of_program
 
@@ -22,11 +24,26 @@ class Liar(Server):
     """Lies about one thing."""
 
     def __init__(self, kind: str) -> None:
-        super().__init__(link_of_program(0, 1))
+        super().__init__(link_of_program(0, 1), {"images": self._images})
         self._kind = kind
+
+    def _greet(self) -> None:
+        if self._kind == "older":
+            frames.FEATURES = ("migrate", frames.SIGNATURES)
+        super()._greet()
+
+    def _images(self, header: dict, _payload: memoryview) -> tuple[dict, bytes]:
+        """A directory with an image of impossible size."""
+        image = {"name": "x", "path": "/x", "complete": True, "latest": False, "bytes_raw": 10**400}
+        told = {"path": header["path"], "latest": None, "series": [{"name": "", "images": [image]}]}
+        return {}, json.dumps(told).encode() if self._kind == "numbers" else b""
 
     def _open(self, header: dict, payload: memoryview) -> tuple[dict, bytes]:
         answer, manifest = super()._open(header, payload)
+        if self._kind == "older":
+            del answer["name"]
+        if self._kind == "name":
+            answer["name"] = "../escaped"
         changes = {"path": {"path": "criu/../../../etc/escaped"}, "huge": {"size": 1 << 55}}.get(self._kind)
         return answer, with_part(manifest, **changes) if changes else manifest
 

@@ -354,6 +354,21 @@ def test_a_disk_that_has_become_read_only_is_a_warning(small_disk):
     assert len(left(small_disk)) == 3
 
 
+@pytest.mark.parametrize("target", ["/etc", "../job", "..", "out", "job-20261130T140526Z/criu"])
+def test_a_link_to_the_newest_that_leads_elsewhere_is_not_followed(place, target):
+    (place / "out").symlink_to("/etc")
+    (place / "latest").symlink_to(target)
+    with pytest.raises(Refused, match=f"leads to {target}, which is no image in that directory"):
+        stored.behind_latest(place / "latest")
+
+
+def test_the_newest_has_a_name_of_its_own(place):
+    image = members(place, 1)[0]
+    stored.point_latest(place, "job", image.name)
+    assert stored.behind_latest(place / "latest") == image
+    assert stored.behind_latest(place / "other") == place / "other"
+
+
 # Its words where an image is meant
 
 
