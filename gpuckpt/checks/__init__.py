@@ -132,6 +132,7 @@ RESTORE_CHECKS: tuple[Check[RestoreFacts], ...] = (
     files.DIRECTORIES,
     files.FILES_SIZE,
     files.FILES_CHANGED,
+    files.FILES_WRITTEN,
     files.FILES_BUILD,
     files.FILES_MODE,
     files.FILES_OWNER,
@@ -189,7 +190,7 @@ HOOK_MAY_LIFT: frozenset[str] = frozenset(
         *(objects.PIPE_OUTSIDE, objects.WATCHES, image.DISK_SPACE, filechoice.CAPTURE_FILES),
         *(gpu.GPU_FILES, gpu.GPU_MPS, gpu.GPU_COPY_ROOM, gpu.NCCL),
         *(files.FILES_MISSING, files.DIRECTORIES, files.FILES_SIZE, files.FILES_CHANGED, files.FILES_BUILD),
-        *(files.FILES_MODE, files.FILES_OWNER, files.FILES_CONTENT, files.FILES_CAPTURED),
+        *(files.FILES_MODE, files.FILES_OWNER, files.FILES_CONTENT, files.FILES_CAPTURED, files.FILES_WRITTEN),
         *(arrival.PIDS_FREE, arrival.PORTS_FREE, arrival.ADDRESSES, arrival.HOST_MEMORY, arrival.LOCKS_FREE),
         *(isolation.NETWORK, isolation.UNIX_NAMES, gpu_restore.GPU_MEMORY),
     )
