@@ -124,6 +124,15 @@ def test_containers_name_the_runtime_to_use(runtime, command):
     assert judged("namespaces", dump(job)) is None
 
 
+def test_a_tree_that_gpuckpt_isolated_is_told_what_can_be_done():
+    job = tree(
+        root_process=process(namespaces={**NAMESPACES, "pid": "pid:[1]", "mnt": "mnt:[1]"}),
+        surroundings=Surroundings(container_runtime="gpuckpt"),
+    )
+    assert judged("container", dump(job)).found == "namespaces that `gpuckpt restore` has made: mnt, pid"
+    assert "without these" in judged("container", dump(job)).hint
+
+
 def test_a_pid_namespace_without_a_known_runtime_is_a_container_too():
     assert verdict("container", root(namespaces={**NAMESPACES, "pid": "pid:[1]"})) == "fail"
 
