@@ -22,7 +22,7 @@ from gpuckpt.checks.facts import (
     needed_ports,
     needed_unix_names,
 )
-from gpuckpt.checks.filechoice import Choice, appends_only, chosen_files, writable_files
+from gpuckpt.checks.filechoice import Choice, appends_only, chosen_files, needs_at_restore, writable_files
 from gpuckpt.checks.fileplan import FileAct, file_acts
 from gpuckpt.checks.gpu_restore import resolve_map
 from gpuckpt.checks.objects import needs_terminal, restore_needs
@@ -54,6 +54,7 @@ __all__ = [
     "needed_paths",
     "needed_ports",
     "needed_unix_names",
+    "needs_at_restore",
     "needs_terminal",
     "refusal",
     "resolve_map",

@@ -202,6 +202,8 @@ def test_a_dry_run_touches_nothing(place, job):
     answer = into(place, job, "--dry-run", "--keep", 1)
     assert (answer.status, answer.report["outcome"]) == (0, "planned")
     assert answer.report["data"]["image"].startswith(str(place))
+    files = {one["path"]: one["needed"] for one in answer.report["data"]["files"]}
+    assert set(files.values()) == {"in-image"}, "it stays running, so what it writes to is saved unasked"
     assert list(place.iterdir()) == []
 
 
