@@ -22,7 +22,7 @@ from gpuckpt.checks.facts import (
     needed_ports,
     needed_unix_names,
 )
-from gpuckpt.checks.filechoice import Choice, appends_only, chosen_files, writable_files
+from gpuckpt.checks.filechoice import Choice, appends_only, chosen_files, needs_at_restore, writable_files
 from gpuckpt.checks.fileplan import FileAct, file_acts
 from gpuckpt.checks.gpu_restore import resolve_map
 from gpuckpt.checks.objects import needs_terminal, restore_needs
@@ -54,6 +54,7 @@ __all__ = [
     "needed_paths",
     "needed_ports",
     "needed_unix_names",
+    "needs_at_restore",
     "needs_terminal",
     "refusal",
     "resolve_map",
@@ -132,6 +133,7 @@ RESTORE_CHECKS: tuple[Check[RestoreFacts], ...] = (
     files.DIRECTORIES,
     files.FILES_SIZE,
     files.FILES_CHANGED,
+    files.FILES_WRITTEN,
     files.FILES_BUILD,
     files.FILES_MODE,
     files.FILES_OWNER,
@@ -189,7 +191,7 @@ HOOK_MAY_LIFT: frozenset[str] = frozenset(
         *(objects.PIPE_OUTSIDE, objects.WATCHES, image.DISK_SPACE, filechoice.CAPTURE_FILES),
         *(gpu.GPU_FILES, gpu.GPU_MPS, gpu.GPU_COPY_ROOM, gpu.NCCL),
         *(files.FILES_MISSING, files.DIRECTORIES, files.FILES_SIZE, files.FILES_CHANGED, files.FILES_BUILD),
-        *(files.FILES_MODE, files.FILES_OWNER, files.FILES_CONTENT, files.FILES_CAPTURED),
+        *(files.FILES_MODE, files.FILES_OWNER, files.FILES_CONTENT, files.FILES_CAPTURED, files.FILES_WRITTEN),
         *(arrival.PIDS_FREE, arrival.PORTS_FREE, arrival.ADDRESSES, arrival.HOST_MEMORY, arrival.LOCKS_FREE),
         *(isolation.NETWORK, isolation.UNIX_NAMES, gpu_restore.GPU_MEMORY),
     )

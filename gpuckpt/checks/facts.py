@@ -190,6 +190,8 @@ class RestoreFacts:
     """The network namespace that was named is here."""
     unix_names_in_use: Mapping[str, str] = field(default_factory=dict)
     """Names of needed_unix_names() that are taken where the tree would bind them -> by whom."""
+    writers: Mapping[str, str] = field(default_factory=dict)
+    """Files that the restore would move aside and that a process here has open for writing -> by whom."""
 
     @property
     def tree(self) -> Tree:

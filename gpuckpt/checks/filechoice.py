@@ -95,6 +95,18 @@ def writable_regular_files(tree: Tree) -> list[OpenFile]:
     return [file for file in _candidates(tree) if writes(file)]
 
 
+def needs_at_restore(request: DumpRequest, tree: Tree) -> list[dict[str, str]]:
+    """What a restore will need of each file that the tree can change, for a dump's plan: `path` and `needed`."""
+    saved = {file.path for file in chosen_files(request, tree).files}
+    return [
+        {
+            "path": file.path,
+            "needed": "in-image" if file.path in saved else "may-grow" if appends_only(file) else "unchanged",
+        }
+        for file in writable_regular_files(tree)
+    ]
+
+
 def writable_files(tree: Tree) -> tuple[OpenFile, ...]:
     """Regular files that the tree can change and whose size CRIU compares at restore."""
     return tuple(file for file in writable_regular_files(tree) if not appends_only(file))

@@ -221,6 +221,17 @@ def _captured(facts: RestoreFacts) -> Judgement | None:
     return none_of(other, expected="free places for the files in the image", hint=hint, fine="free")
 
 
+def _written(facts: RestoreFacts) -> Judgement | None:
+    if not _acts(facts, "replace"):
+        return None
+    written = [f"{path} by {who}" for path, who in sorted(facts.writers.items())]
+    hint = "stop it first: it would go on writing into the file that is moved aside, NAME.before-restore-ID"
+    return none_of(written, expected="files to move aside that nobody writes to", hint=hint, fine="nobody does")
+
+
+FILES_WRITTEN: Check[RestoreFacts] = Check(
+    "files-written", "block", "nobody writes to the files that --overwrite-files moves aside", _written
+)
 FILES_MISSING: Check[RestoreFacts] = Check(
     "files-missing", "block", "every file the tree had open is here", _missing, allowable=False
 )

@@ -13,6 +13,10 @@ RESTARTS_AFTER_A_KILL = frozenset({"always", "on-failure", "on-abnormal", "on-ab
 # time: CRIU gives every restored tree a time namespace of its own, so that its clocks go on. cgroup: only a view.
 UNIMPORTANT_NAMESPACES = frozenset({"time", "time_for_children", "cgroup", "pid_for_children"})
 
+MADE_BY_US = (
+    "this version saves no tree of --isolate pid or --clone: end it and restore its image, without these if it is to "
+    "be saved again"
+)
 RUNTIME_COMMANDS = {
     "docker": "docker checkpoint create CONTAINER NAME",
     "podman": "podman container checkpoint CONTAINER",
@@ -107,12 +111,15 @@ def _container(facts: DumpFacts) -> Judgement:
     what = (
         f"container {around.container_id or '(no id)'} of {runtime}" if in_container else "a pid namespace of its own"
     )
+    if runtime == "gpuckpt":
+        return failed(
+            expected, f"namespaces that `gpuckpt restore` has made: {', '.join(sorted(differing))}", MADE_BY_US
+        )
     known = RUNTIME_COMMANDS.get(runtime.lower())
     hint = (
         f"a container is saved by its runtime: {known}"
         if known
-        else "run gpuckpt inside that container, or use the checkpoint command of what started it; "
-        "what `gpuckpt restore --isolate` or `--clone` gave namespaces of its own cannot be saved again by this version"
+        else "run gpuckpt inside that container, or use the checkpoint command of what started it"
     )
     return failed(expected, f"{what}; other namespaces: {', '.join(sorted(differing))}", hint)
 

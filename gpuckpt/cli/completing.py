@@ -50,6 +50,11 @@ def complete_capture(incomplete: str) -> list[str]:
     return [word for word in CAPTURE_WORDS if word.startswith(incomplete)]
 
 
+def complete_isolation(incomplete: str) -> list[str]:
+    """What --isolate takes."""
+    return [words for words in ("pid", "net", "pid,net") if words.startswith(incomplete)]
+
+
 def complete_network(incomplete: str) -> list[str]:
     """`new`, and the network namespaces that have a name."""
     from gpuckpt.system.namespaces import networks  # noqa: PLC0415  only TAB needs it

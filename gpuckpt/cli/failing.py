@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +21,8 @@ Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
 VERBS = ("dump", "inspect", "restore", "push", "pull", "migrate")
 OF_ALL_VERBS = ("--json", "--quiet", "-q", "--verbose", "-v", "--config")
+OF_A_TREE = {"dump": "IMAGE", "migrate": "USER@HOST"}
+"""What takes a process by option, and what else it takes."""
 LOOK = "see what the process does with `gpuckpt inspect --tree PID`; then report the traceback"
 
 
@@ -55,6 +58,8 @@ def fail(error: BaseException, argv: Sequence[str]) -> int:
 
         traceback.print_exception(error, file=sys.stderr)
         expected = GpuckptError(f"{type(error).__name__}: {error}", LOOK)
+    if isinstance(expected, UsageError):
+        expected.hint = _form_with_tree(argv) or expected.hint
     report = Report(command, outcome_of(expected), expected.process, error=expected)
     return present(report, Manner(json="--json" in argv), looked=type(expected) is not GpuckptError)
 
@@ -83,6 +88,15 @@ def _usage(error: Any) -> UsageError:
     if command == "gpuckpt" and option in OF_ALL_VERBS:
         return UsageError(error.format_message(), f"put {option} after the command: gpuckpt COMMAND {option} ...")
     return UsageError(error.format_message(), f"{command} --help")
+
+
+def _form_with_tree(argv: Sequence[str]) -> str:
+    """`gpuckpt dump 4242 IMAGE` in the form that was meant; empty where something else is wrong."""
+    verb, *words = argv or [""]
+    named = {word.partition("=")[0] for word in words}
+    if verb not in OF_A_TREE or not words or not words[0].isdecimal() or named & {"--tree", "--pid-file", "--unit"}:
+        return ""
+    return f"gpuckpt {verb} --tree {words[0]} {shlex.join(words[1:]) or OF_A_TREE[verb]}"
 
 
 def outcome_of(error: GpuckptError) -> Outcome:

@@ -10,6 +10,12 @@ from gpuckpt.cli import words
 from gpuckpt.cli.sheet import BAD, FAINT, GOOD, UNSURE, Sheet
 from gpuckpt.model.report import Finding, Report
 
+NEEDED = {"unchanged": "as it is", "may-grow": "may have grown", "in-image": "in the image"}
+UNCHANGED = (
+    "as it is: when the dump is made, unless --capture-files writable saves it into the image; "
+    "one that only grew is cut by `gpuckpt restore --truncate-files`"
+)
+
 
 def draw_plan(report: Report) -> None:
     """The screen of --dry-run: what would be done, and every check."""
@@ -18,10 +24,21 @@ def draw_plan(report: Report) -> None:
     if report.data.get("hooks"):
         sheet.heading("Commands", "not run now")
         sheet.facts(report.data["hooks"].items())
+    _add_files(sheet, [one for one in report.data.get("files") or () if "needed" in one])
     add_findings(sheet, report.findings, passes=True)
     for note in report.data.get("notes") or ():
         sheet.line(Text(f"note: {words.safe(note)}", FAINT))
     sheet.draw()
+
+
+def _add_files(sheet: Sheet, files: list[dict[str, str]]) -> None:
+    """What a restore will need of the files that the tree of a dump can change."""
+    if not files:
+        return
+    sheet.heading("Files", "those that the tree writes to, as a restore will need them")
+    sheet.table("NEEDED FILE", [(NEEDED[one["needed"]], one["path"]) for one in files])
+    if any(one["needed"] == "unchanged" for one in files):
+        sheet.line(Text(UNCHANGED, FAINT))
 
 
 def _subject(report: Report) -> str:

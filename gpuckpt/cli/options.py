@@ -360,7 +360,10 @@ Workers = Annotated[
 Settle = Annotated[
     float,
     typer.Option(
-        "--settle", metavar="SECONDS", parser=seconds, help="How long the running tree is watched before it counts."
+        "--settle",
+        metavar="SECONDS",
+        parser=seconds,
+        help="Before success is said, watch the tree that runs again for so long: its first process must not end.",
     ),
 ]
 Tree = Annotated[

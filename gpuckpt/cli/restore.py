@@ -91,6 +91,7 @@ def restore(
         typer.Option(
             "--isolate",
             metavar="pid|net|pid,net",
+            autocompletion=completing.complete_isolation,
             help="Pids and a network of the tree's own, where those of this host are taken.",
         ),
     ] = None,

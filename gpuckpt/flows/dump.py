@@ -101,6 +101,7 @@ def dump(
         "root_pid": request.pid,
         "pids": list(facts.tree.pids),
         **hooks.planned("dump", request.hooks),
+        "files": checks.needs_at_restore(request, facts.tree),
     }
     if request.dry_run:
         return Report("dump", "refused" if refusal else "planned", "untouched", plan, findings, refusal)

@@ -66,6 +66,7 @@ class Enclosing:
             files=tuple(self._own_file(one) for one in captured if checks.has_own_place(self.facts, one.path)),
             binds=tuple(self.shown.items()),
             needed=tuple(sorted(checks.needed_ids(self.facts.manifest))),
+            image=str(request.image if request.reach is None else request.reach.location),
         )
 
     def _own_file(self, one: CapturedFile) -> OwnFile:

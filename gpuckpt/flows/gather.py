@@ -15,6 +15,7 @@ from gpuckpt.checks import (
     DumpFacts,
     MemoryLimit,
     RestoreFacts,
+    file_acts,
     needed_addresses,
     needed_ids,
     needed_paths,
@@ -238,7 +239,7 @@ def restore_facts(
     network = _network(request, manifest, tcp)
     # With --wait the tree stays in our cgroup; else it gets one of its own, without a limit.
     rooms = [room.free_bytes for room in _cgroup_rooms(os.getpid())] if request.wait else []
-    return RestoreFacts(
+    facts = RestoreFacts(
         request=request,
         manifest=manifest,
         host=here,
@@ -257,6 +258,8 @@ def restore_facts(
         network_exists=network.exists,
         unix_names_in_use=network.unix_names,
     )
+    replaced = [act.file.path for act in file_acts(facts) if act.kind == "replace"]
+    return replace(facts, writers=procfs.writers_of(replaced)) if replaced else facts
 
 
 @dataclass(frozen=True, slots=True)

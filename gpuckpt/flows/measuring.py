@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -21,22 +22,36 @@ READABLE = 0o644
 EXPECTED = "a metrics file that can be written"
 
 
-def measured(path: Path | None, command: str, name: str, act: Callable[[], Report]) -> Report:
-    """The report of `act`, noted in a metrics file where one is named; a file that cannot be written is a warning."""
+def measured(path: Path | None, command: str, name: str, act: Callable[[], Report], *, dry_run: bool = False) -> Report:
+    """The report of `act`, noted in a metrics file where one is named; a file that cannot be written is a warning.
+
+    A dry run writes none, and says where its directory is missing.
+    """
     if path is None:
         return act()
+    if dry_run:
+        return _with_warning(act(), *_place_of(path))
     try:
         report = act()
     except Exception:
         _note(path, RunFigures(command, name, time.time(), GpuckptError.status, success=False))
         raise
-    trouble = _note(path, _figures(command, name, report))
+    return _with_warning(report, *_note(path, _figures(command, name, report)))
+
+
+def _with_warning(report: Report, trouble: str, hint: str) -> Report:
     if not trouble:
         return report
-    hint = "the directory must exist, and the file must be one that gpuckpt has written"
-    return replace(
-        report, findings=(*report.findings, Finding("metrics-file", "fail", "warn", EXPECTED, trouble, hint))
-    )
+    finding = Finding("metrics-file", "fail", "warn", EXPECTED, trouble, hint)
+    return replace(report, findings=(*report.findings, finding))
+
+
+def _place_of(path: Path) -> tuple[str, str]:
+    """What is wrong with where the file goes, and what to do; both empty where it can go there."""
+    if path.parent.is_dir():
+        return "", ""
+    hint = f"if it is the right one: mkdir -p {shlex.quote(str(path.parent))}; else correct --metrics-file"
+    return f"there is no directory {path.parent}, so no figures are written", hint
 
 
 def _figures(command: str, name: str, report: Report) -> RunFigures:
@@ -55,8 +70,8 @@ def _figures(command: str, name: str, report: Report) -> RunFigures:
     )
 
 
-def _note(path: Path, figures: RunFigures) -> str:
-    """Put the figures into the file; returns what went wrong."""
+def _note(path: Path, figures: RunFigures) -> tuple[str, str]:
+    """Put the figures into the file; returns what went wrong and what to do, both empty where nothing did."""
 
     def change(old: bytes) -> bytes:
         return metrics.updated(old.decode("utf-8", "replace"), figures).encode()
@@ -64,7 +79,8 @@ def _note(path: Path, figures: RunFigures) -> str:
     try:
         replace_file(path, change, READABLE)
     except metrics.NotOurs as error:
-        return f"{path} holds something else and was left alone: {error}"
+        return f"{path} holds something else and was left alone: {error}", "name another file with --metrics-file"
     except OSError as error:
-        return f"{path} was not written: {in_words(error)}"
-    return ""
+        look = f"look at it: ls -ld {shlex.quote(str(path.parent))}"
+        return _place_of(path) if not path.parent.is_dir() else (f"{path} was not written: {in_words(error)}", look)
+    return "", ""

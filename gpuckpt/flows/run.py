@@ -47,8 +47,8 @@ def dump(request: DumpRequest, listener: Listener) -> Report:
                 return series.dump(named, request.into, machine, interruption)
             return dumping.dump(named, machine, interruption)
 
-        path = None if request.dry_run else request.metrics_file
-        return measuring.measured(path, "dump", _name(request.image, request.into), lambda: reported("dump", act))
+        name, say = _name(request.image, request.into), lambda: reported("dump", act)
+        return measuring.measured(request.metrics_file, "dump", name, say, dry_run=request.dry_run)
 
 
 def _name(image: Path, into: Into | None = None) -> str:
@@ -67,9 +67,9 @@ def restore(request: RestoreRequest, listener: Listener) -> Report:
             limits.require_descriptors()
             return restoring.restore(request, this_machine(listener), interruption)
 
-        path = None if request.dry_run else request.metrics_file
         image = request.image if request.reach is None else Path(request.reach.location.path)
-        return measuring.measured(path, "restore", _name(image), lambda: reported("restore", act))
+        name, say = _name(image), lambda: reported("restore", act)
+        return measuring.measured(request.metrics_file, "restore", name, say, dry_run=request.dry_run)
 
 
 def repair(request: RepairRequest, listener: Listener) -> Report:

@@ -112,6 +112,8 @@ class Enclosed:
     """With `pid`: directories of this host, and where the tree's mounts show them until it is whole."""
     needed: tuple[int, ...] = ()
     """With `pid`: the numbers that the tree takes in there."""
+    image: str = ""
+    """With `pid`: what process 1 says that it is the init of, where processes are listed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ CLONE_NEWPID = 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 0x4000, 1 << 19
 SIOCGIFFLAGS, SIOCSIFFLAGS, IFF_UP = 0x8913, 0x8914, 1
 MNT_DETACH = 2
+PR_SET_NAME = 15
 SYS_OPEN_TREE, SYS_MOVE_MOUNT = 428, 429
 """The same on every architecture, from Linux 5.2 on."""
 OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH, AT_FDCWD = 1, 4, -100
@@ -261,6 +262,7 @@ def be_init(control: Control, order: Order, argv: list[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     control.hear(None)  # `go`: what we are stands in the journal
     fill(order)
+    show_name(f"gpuckpt: init of {order['image']}")
     criu = os.posix_spawn(argv[0], argv, os.environ, setsid=True, setsigdef=[signal.SIGPIPE, signal.SIGXFSZ])
     # What only CRIU shall have open, the tree's streams among it: who reads them waits for their end.
     os.closerange(3, control.fileno())
@@ -278,6 +280,17 @@ def be_init(control: Control, order: Order, argv: list[str]) -> None:
         pid, how = os.wait()
         status = how if pid == order["root"] else None
     os._exit(shell_status(status))
+
+
+def show_name(title: str) -> None:
+    """What `ps` and `top` show, instead of a Python with the arguments of a CRIU."""
+    libc.prctl(PR_SET_NAME, b"gpuckpt-init", 0, 0, 0)
+    with open("/proc/self/stat", "rb") as file:  # noqa: PTH123
+        fields = file.read().rpartition(b")")[2].split()
+    # arg_start and arg_end (proc_pid_stat(5)): Python has made copies of what stands there.
+    start, end = int(fields[45]), int(fields[46])
+    if start:
+        ctypes.memmove(start, os.fsencode(title)[: end - start - 1].ljust(end - start, b"\0"), end - start)
 
 
 def build(control: Control, criu: int, root: int) -> dict[int, int]:

@@ -89,6 +89,16 @@ FILES: Cases = {
         restore(made_captured=(CAPTURED,), captured_here={DATA: "other"}),
         (DATA,),
     ),
+    "files-written": Case(
+        restore(made_captured=(CAPTURED,), captured_here={DATA: "other"}, ask_overwrite_files=True),
+        restore(
+            made_captured=(CAPTURED,),
+            captured_here={DATA: "other"},
+            ask_overwrite_files=True,
+            writers={DATA: "812 bash"},
+        ),
+        (f"{DATA} by 812 bash",),
+    ),
     "files-build": Case(
         FINE, restore(files={PYTHON: file(PYTHON, mode=stat.S_IFREG | 0o755, build_id="cd34")}), ("cd34", "ab12")
     ),

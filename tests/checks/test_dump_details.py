@@ -1,7 +1,9 @@
 """Judgements of dumps that are easy to get wrong, each from something seen."""
 
+import os
 import stat
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from cases_dump import CUDA_1000, CUDA_1010, NCCL_FILE, RANKS, SAFE, around, opened, root, two_ranks, unix
@@ -27,9 +29,10 @@ from checkfacts import (
     with_socket,
 )
 
-from gpuckpt.checks import DUMP_CHECKS, MemoryLimit, chosen_files
+from gpuckpt.checks import DUMP_CHECKS, MemoryLimit, chosen_files, needs_at_restore
 from gpuckpt.checks.check import size, version
 from gpuckpt.model.facts import GpuMapping, GpuUse, Socket, Stdio, Surroundings
+from gpuckpt.model.requests import DumpRequest
 
 UNREADABLE = driver(gpus=(replace(GPU0, memory_free_bytes=None),))
 
@@ -122,6 +125,29 @@ def test_containers_name_the_runtime_to_use(runtime, command):
     )
     assert command in judged("container", dump(job)).hint
     assert judged("namespaces", dump(job)) is None
+
+
+def test_a_plan_says_what_a_restore_needs_of_files():
+    log = file("/srv/job/log", flags=os.O_WRONLY | os.O_APPEND)
+    data = file("/srv/job/data.db", flags=os.O_RDWR)
+    read = file("/srv/job/input", flags=os.O_RDONLY)
+    job = tree(files=(log, data, read))
+    for asked, needed in (
+        ({}, {log.path: "may-grow", data.path: "unchanged"}),
+        ({"leave_running": True}, {log.path: "in-image", data.path: "in-image"}),
+        ({"capture_files": ("*.db",)}, {log.path: "may-grow", data.path: "in-image"}),
+    ):
+        found = needs_at_restore(DumpRequest(1000, Path("/srv/images/one"), **asked), job)
+        assert {one["path"]: one["needed"] for one in found} == needed
+
+
+def test_a_tree_that_gpuckpt_isolated_is_told_what_can_be_done():
+    job = tree(
+        root_process=process(namespaces={**NAMESPACES, "pid": "pid:[1]", "mnt": "mnt:[1]"}),
+        surroundings=Surroundings(container_runtime="gpuckpt"),
+    )
+    assert judged("container", dump(job)).found == "namespaces that `gpuckpt restore` has made: mnt, pid"
+    assert "without these" in judged("container", dump(job)).hint
 
 
 def test_a_pid_namespace_without_a_known_runtime_is_a_container_too():

@@ -210,6 +210,30 @@ def test_wrong_usage_exits_2_in_words_and_in_json(flow, gpuckpt, line):
     assert flow.requests == []
 
 
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("dump 4242 img", "gpuckpt dump --tree 4242 img"),
+        ("dump 4242 --leave-running", "gpuckpt dump --tree 4242 --leave-running"),
+        ("dump 4242", "gpuckpt dump --tree 4242 IMAGE"),
+        ("migrate 4242 root@spare", "gpuckpt migrate --tree 4242 root@spare"),
+        ("migrate 4242", "gpuckpt migrate --tree 4242 USER@HOST"),
+    ],
+)
+def test_a_process_that_is_no_option_is_told_its_form(flow, gpuckpt, line, meant):
+    status, out, err = gpuckpt(*line.split())
+    assert (status, out) == (2, "")
+    assert err.endswith(f"  do:  {meant}\n")
+
+
+@pytest.mark.parametrize("line", ["dump img", "dump --tree 4242 7 8", "migrate root@spare", "dump 7 --pid-file f img"])
+def test_other_mistakes_keep_their_words(flow, gpuckpt, line):
+    status, _, err = gpuckpt(*line.split())
+    assert status == 2
+    assert " --tree 4242 " not in err
+    assert "--tree 7" not in err
+
+
 @pytest.mark.parametrize("option", ["--json", "--quiet", "-v"])
 def test_an_option_before_the_command_is_told_its_place(flow, gpuckpt, option):
     status, out, err = gpuckpt(option, "inspect")

@@ -90,6 +90,13 @@ def test_the_program_answers_bash():
     assert "--leave-running" in completed("bash", {"COMP_WORDS": "gpuckpt dump --le", "COMP_CWORD": "2"})
 
 
+def test_isolations_are_offered():
+    assert completed("bash", {"COMP_WORDS": "gpuckpt restore --isolate ", "COMP_CWORD": "3"}).split() == [
+        "pid", "net", "pid,net",
+    ]  # fmt: skip
+    assert completed("bash", {"COMP_WORDS": "gpuckpt restore --isolate pid,", "COMP_CWORD": "3"}).split() == ["pid,net"]
+
+
 def gpuckpt_in(directory):
     """A `gpuckpt` on PATH that is this source."""
     script = directory / "gpuckpt"
@@ -137,3 +144,32 @@ def test_bash_completes_one_word_of_host_and_user(line, answers, tmp_path, ssh_f
     )  # fmt: skip
     assert done.stderr == ""
     assert done.stdout.split() == answers
+
+
+def replies(line, key, directory):
+    """What bash gets to show or to put into the line: `key` is its COMP_TYPE, 9 for the first TAB and 63 for the list."""
+    script = (
+        f"source {ROOT}/completions/gpuckpt.bash; COMP_TYPE={key} COLUMNS=60 COMP_LINE='{line}' COMP_POINT={len(line)}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f'{script}; _gpuckpt_completion gpuckpt; printf "%s\\n" "${{COMPREPLY[@]}}"'],
+        env=gpuckpt_in(directory), capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    return done.stdout.splitlines()
+
+
+def test_bash_lists_with_descriptions_and_completes_without(tmp_path):
+    with subprocess.Popen(["sleep", "60"]) as first, subprocess.Popen(["sleep", "60"]) as second:
+        try:
+            listed = [line.split() for line in replies("gpuckpt dump --tree ", 63, tmp_path)]
+            assert [[str(one.pid), "(sleep)"] in listed for one in (first, second)] == [True, True]
+            put = replies("gpuckpt dump --tree ", 9, tmp_path)
+            assert {str(first.pid), str(second.pid)} <= set(put)
+            assert replies(f"gpuckpt dump --tree {first.pid}", 63, tmp_path)[0].split()[0] == str(first.pid)
+        finally:
+            first.kill()
+            second.kill()
+    verbs = replies("gpuckpt ", 63, tmp_path)
+    assert verbs[0] == "dump     (Save a process tree as an image.)"
+    assert all(len(line) <= 60 for line in verbs)
+    assert "--leave-running" in replies("gpuckpt dump --", 63, tmp_path)

@@ -131,7 +131,10 @@ def test_what_is_taken_here_names_the_way_out(work, jobs):
     assert both["root_pid"] != original
     assert (both["namespace_pids"], both["netns"]) == ([original], "new")
     assert ask(port, pid=both["root_pid"])["pid"] == original
+    assert _command(both["init_pid"]).rstrip(b"\0") == f"gpuckpt: init of {work / 'img'}".encode()
+    assert Path(f"/proc/{both['init_pid']}/comm").read_text() == "gpuckpt-init\n"
     again = gpuckpt("dump", "--tree", both["root_pid"], work / "again")
+    assert "`gpuckpt restore` has made" in again.error["message"]
     assert "container" in rounds.refused(again), "a tree in namespaces of its own is not dumped from outside"
     end(both)
 

@@ -119,6 +119,28 @@ def test_a_log_that_somebody_has_open_is_not_cut(writer):
     assert (job.content(), job.beside()) == (whole, [])
 
 
+def test_a_log_that_another_writes_to_is_not_moved_aside(writer):
+    """It would go on writing into the file that is moved aside. Who only reads it loses nothing."""
+    job = writer("log").start()
+    job.dump("--leave-running")
+    job.end()
+    other = job.file.with_name("other-name")
+    os.link(job.file, other)
+    with other.open("ab") as end, job.file.open("rb") as content:
+        writing = subprocess.Popen(["sleep", "600"], stdout=end)
+        reading = subprocess.Popen(["sleep", "600"], stdin=content)
+    with writing, reading:
+        answer = gpuckpt("restore", job.image, "--overwrite-files")
+        assert rounds.refused(answer) == {"files-written"}
+        assert f"{job.file} by {writing.pid} sleep" in answer.error["message"]
+        writing.kill()
+        writing.wait()
+        other.unlink()
+        (done,) = job.restore("--overwrite-files")
+        reading.kill()
+    assert done["act"] == "replace"
+
+
 def test_a_log_that_grew_is_replaced(writer):
     job = writer("log").start()
     job.dump("--leave-running")

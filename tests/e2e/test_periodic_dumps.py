@@ -188,6 +188,12 @@ def test_figures_that_cannot_be_written_change_nothing(work, place, job):
         assert answer.status == 0
         assert "metrics-file" in answer.finding_ids, number
     assert precious.read_text() == "root:x:0:0\n"
+    tried = into(place, job, "--metrics-file", work / "no" / "x.prom", "--dry-run")
+    assert tried.status == 0
+    [finding] = [one for one in tried.report["findings"] if one["id"] == "metrics-file"]
+    assert finding["verdict"] == "fail"
+    assert f"mkdir -p {work / 'no'}" in finding["hint"]
+    assert not (work / "no").exists()
     name = images(place)[0]
     assert name.startswith(f"{Path(sys.executable).resolve().name}-{job.pid}-")
 
@@ -196,6 +202,8 @@ def test_a_dry_run_touches_nothing(place, job):
     answer = into(place, job, "--dry-run", "--keep", 1)
     assert (answer.status, answer.report["outcome"]) == (0, "planned")
     assert answer.report["data"]["image"].startswith(str(place))
+    files = {one["path"]: one["needed"] for one in answer.report["data"]["files"]}
+    assert set(files.values()) == {"in-image"}, "it stays running, so what it writes to is saved unasked"
     assert list(place.iterdir()) == []
 
 

@@ -45,6 +45,7 @@ from gpuckpt.system.procfs.looking import (
     security_modules,
     special_mappings,
     unix_names_in_use,
+    writers_of,
 )
 from gpuckpt.system.procfs.pages import PageLayout, page_layout
 from gpuckpt.system.procfs.reading import Mapping, comm_of, descriptor_path, maps_of, program_of, words_for
@@ -119,4 +120,5 @@ __all__ = [
     "wchan",
     "who_uses_ids",
     "words_for",
+    "writers_of",
 ]

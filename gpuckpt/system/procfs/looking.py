@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from gpuckpt.model.facts import OpenFile
 from gpuckpt.system.procfs.elf import build_id
 from gpuckpt.system.procfs.reading import (
+    all_pids,
     list_numbers,
     maps_of,
     read_bytes,
     read_link,
     read_text,
     size_in,
+    stat_link,
     stat_path,
     status_of,
     words_for,
@@ -136,6 +138,32 @@ def _has_open(pid: int, link: str) -> bool:
         return any(read_link(f"/proc/{pid}/fd/{fd}") == link for fd in list_numbers(f"/proc/{pid}/fd"))
     except PermissionError:
         return False
+
+
+def writers_of(paths: Collection[str]) -> dict[str, str]:
+    """Of these files, under whatever name, those that a process here has open for writing -> '812 bash', the first."""
+    wanted = {(seen.st_dev, seen.st_ino): path for path in paths if (seen := stat_path(path))}
+    found: dict[str, str] = {}
+    if not wanted:
+        return found
+    for pid in all_pids():
+        for seen in _written_by(pid):
+            path = wanted.get((seen.st_dev, seen.st_ino))
+            if path is not None:
+                found.setdefault(path, words_for(pid))
+    return found
+
+
+def _written_by(pid: int) -> Iterator[os.stat_result]:
+    try:
+        for fd in list_numbers(f"/proc/{pid}/fd"):
+            # The permission bits of the link say how the descriptor was opened (proc_pid_fd(5)).
+            link = stat_link(f"/proc/{pid}/fd/{fd}")
+            file = stat_path(f"/proc/{pid}/fd/{fd}") if link and link.st_mode & stat.S_IWUSR else None
+            if file is not None and stat.S_ISREG(file.st_mode):
+                yield file
+    except PermissionError:
+        return
 
 
 def missing_addresses(wanted: Iterable[str]) -> tuple[str, ...]:

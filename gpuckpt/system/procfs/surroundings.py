@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from gpuckpt.model.facts import Surroundings
 from gpuckpt.system.procfs.cgroups import memberships, memory_limits
 from gpuckpt.system.procfs.descriptors import is_pty_slave, slave_number
-from gpuckpt.system.procfs.reading import decode, read_bytes
+from gpuckpt.system.procfs.identity import ancestors
+from gpuckpt.system.procfs.reading import comm_of, decode, read_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -35,6 +36,9 @@ CONTAINERS = (
 APPTAINER = ("APPTAINER_CONTAINER", "SINGULARITY_CONTAINER")
 """Environment names; Apptainer has no cgroup of its own."""
 
+ISOLATING = "gpuckpt-init"
+"""What process 1 of the namespaces of a restored tree calls itself (system/nsinit.py)."""
+
 
 def surroundings_of(root: Process, tree: Collection[Process], inner_terminals: Collection[int]) -> Surroundings:
     """Who supervises the tree of `root`. `inner_terminals` are the numbers of the ptys whose master the tree holds.
@@ -44,6 +48,8 @@ def surroundings_of(root: Process, tree: Collection[Process], inner_terminals: C
     paths = tuple(group.path for group in memberships(root.pid))
     job, step = _slurm(root.pid, paths)
     container, runtime = container_in(paths)
+    if runtime is None and any(name == ISOLATING for _, name in [(root.pid, comm_of(root.pid)), *ancestors(root.pid)]):
+        runtime = "gpuckpt"
     if runtime is None and any(name in root.environment_names for name in APPTAINER):
         runtime = "apptainer"
     limits = [limit.limit_bytes for limit in memory_limits(root.pid)]
