@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 from gpuckpt.model.errors import Refused
 from gpuckpt.model.migration import QUESTIONS
 from gpuckpt.stores.serving import Server, at_length, path_of
-from gpuckpt.system.confinement import confine
+from gpuckpt.system.confinement import Keep, confine
 from gpuckpt.system.links import link_of_program
 
 if TYPE_CHECKING:
     from gpuckpt.flows.receiving import Receiver
     from gpuckpt.stores.protocol import Ticker
     from gpuckpt.stores.serving import Answer, Handler
-    from gpuckpt.system.confinement import Keep
     from gpuckpt.system.links import Link
 
 
@@ -29,9 +28,12 @@ def serve(source: int, sink: int) -> None:
     link = link_of_program(source, sink)
     rights = _Rights()
     migration = _Migration(link, rights)
-    more = {"host": rights.as_root(_host), "series": rights.as_root(_series)}
+    more = {
+        "host": rights.as_root(_host),
+        "series": rights.for_series(_series),
+        "images": rights.as_root(lambda header, _payload: _images(link, header)),
+    }
     try:
-        more["images"] = rights.as_root(lambda header, _payload: _images(link, header))
         Server(link, {**more, **dict.fromkeys(QUESTIONS, rights.as_root(migration.answer))}, rights.give_up).run()
     finally:
         migration.close()
@@ -58,6 +60,18 @@ class _Rights:
             self._kept = keep
         if not self._kept.covers(keep):
             raise Refused("this connection is for another place", "use another one")
+
+    def for_series(self, answer: Handler) -> Handler:
+        """Answered with the rights to the directory of the series alone."""
+
+        def kept(header: dict[str, Any], payload: memoryview) -> Answer:
+            place = Path(str(header["path"])).parent
+            if not place.is_absolute():
+                raise ValueError(place)
+            self.give_up(Keep(writes=(Path(os.path.realpath(place)),)))
+            return answer(header, payload)
+
+        return kept
 
     def as_root(self, answer: Handler) -> Handler:
         """Answered only while nothing was given up."""

@@ -10,6 +10,7 @@ started by a process that has kept its rights (system/apart.py).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import stat
@@ -30,7 +31,7 @@ PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 38, 47, 4
 CAP_DAC_READ_SEARCH, CAP_SETGID, CAP_SETUID = 2, 6, 7
 LAST_CAPABILITY = 63
 CAPABILITY_VERSION_3 = 0x20080522
-SYS_CAPSET, SYS_CREATE_RULESET, SYS_ADD_RULE, SYS_RESTRICT_SELF = 126, 444, 445, 446
+SYS_CAPGET, SYS_CAPSET, SYS_CREATE_RULESET, SYS_ADD_RULE, SYS_RESTRICT_SELF = 125, 126, 444, 445, 446
 
 EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 REMOVE_DIR, REMOVE_FILE, MAKE_DIR, MAKE_REG, MAKE_SYM = 1 << 4, 1 << 5, 1 << 7, 1 << 8, 1 << 12
@@ -91,24 +92,25 @@ def owner() -> int:
 def confine(keep: Keep) -> tuple[str, ...]:
     """Give up root in this process, which has one thread, for good. What is not there cannot be reached later.
 
-    Returns what this kernel could not do, in words: the rest holds. Raises OSError where the user cannot be changed,
-    RuntimeError where there are other threads: they would keep what this one gives up.
+    Returns what this host could not do, in words: the rest holds. Raises RuntimeError where there are other threads:
+    they would keep what this one gives up.
     """
     _require_one_thread()
     rules = _rules(keep)
     capabilities = 1 << CAP_DAC_READ_SEARCH if any(_needs_search(path) for path, _ in rules) else 0
     ruleset = _ruleset(rules)
-    _become_nobody(capabilities)
-    _prctl(PR_SET_NO_NEW_PRIVS, 1)
     missing = []
+    if not _become_nobody(capabilities):
+        missing.append("root may not become nobody here")
+    _prctl(PR_SET_NO_NEW_PRIVS, 1)
     if ruleset is None:
-        missing.append("Landlock (Linux 5.19 or newer)")
+        missing.append("the kernel has no Landlock, which Linux from 5.19 on has")
     else:
         _checked(_libc.syscall(SYS_RESTRICT_SELF, ruleset, 0))
         os.close(ruleset)
     if not syscallfilter.install():
-        missing.append("filters of system calls")
-    return tuple(f"the kernel has no {what}: what reads the network is confined less" for what in missing)
+        missing.append("the kernel has no filters of system calls")
+    return tuple(f"what reads the network is confined less: {why}" for why in missing)
 
 
 def end_with_parent(parent: int) -> None:
@@ -136,7 +138,7 @@ def _rules(keep: Keep) -> list[tuple[Path, int]]:
     own = {str(Path(__file__).parents[1]), *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))}
     wanted = [
         *((Path(path), RUNNING) for path in (*SYSTEM, *prefixes, *packages, *own)),
-        *((Path(path), READING) for path in (*FOR_PROGRAMS, f"/proc/{os.getpid()}")),
+        *((Path(path), READING) for path in (*FOR_PROGRAMS, procfs.own_place())),
         (Path("/dev/null"), READ_FILE | WRITE_FILE),
         *((path, READING) for path in keep.reads),
         *((path, WRITING) for path in keep.writes),
@@ -182,22 +184,24 @@ def _ruleset(rules: list[tuple[Path, int]]) -> int | None:
     return ruleset
 
 
-def _become_nobody(capabilities: int) -> None:
-    """Another user to everything but files, with these capabilities alone. Raises OSError."""
+def _become_nobody(capabilities: int) -> bool:
+    """Another user to everything but files, with these capabilities alone. False where it stays root, without more."""
     _empty_bounds()
     _prctl(PR_SET_KEEPCAPS, 1)
-    os.setgroups([])
-    os.setresgid(NOBODY, NOBODY, NOBODY)
-    os.setresuid(NOBODY, NOBODY, NOBODY)
-    # The change of user has emptied the effective set; what files see is changed by hand, and would follow it.
-    _set_capabilities(1 << CAP_SETUID | 1 << CAP_SETGID | capabilities, 1 << CAP_SETUID | 1 << CAP_SETGID)
+    with contextlib.suppress(OSError):  # a container may lack the capability, or the user
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
+    became = os.geteuid() == NOBODY
+    if became:
+        # The change has emptied the effective set, and files see nobody: that alone is taken back.
+        _set_capabilities(1 << CAP_SETUID | 1 << CAP_SETGID | capabilities, 1 << CAP_SETUID | 1 << CAP_SETGID)
     _libc.setfsgid(0)
     _libc.setfsuid(0)
-    if owner() != 0:
-        raise PermissionError("this process may not choose as whom it opens files")
-    _set_capabilities(capabilities, capabilities)
+    _set_capabilities(capabilities & _permitted(), capabilities & _permitted())
     # Whoever else is nobody must not trace a process for which files take root.
     _prctl(PR_SET_DUMPABLE, 0)
+    return became
 
 
 def _empty_bounds() -> None:
@@ -205,6 +209,12 @@ def _empty_bounds() -> None:
     for number in range(LAST_CAPABILITY + 1):
         _libc.prctl(PR_CAPBSET_DROP, number, 0, 0, 0)  # EINVAL: the kernel has no such capability
     _libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+
+
+def _permitted() -> int:
+    found = ctypes.create_string_buffer(24)
+    _checked(_libc.syscall(SYS_CAPGET, struct.pack("=Ii", CAPABILITY_VERSION_3, 0), found))
+    return int(struct.unpack("=6I", found.raw)[1])
 
 
 def _set_capabilities(permitted: int, effective: int) -> None:
