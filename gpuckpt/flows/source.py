@@ -5,6 +5,8 @@ A confined push (flows/apart.py) has both done by the process that has kept its 
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt.flows import apart
@@ -13,6 +15,7 @@ from gpuckpt.stores import directory, frames, protection
 
 if TYPE_CHECKING:
     from gpuckpt.model.requests import PushRequest
+    from gpuckpt.stores.directory import Image
     from gpuckpt.system.apart import Errand
 
 PROTECT, DELETE = "protect", "delete"
@@ -20,10 +23,20 @@ PROTECT, DELETE = "protect", "delete"
 
 def errands(request: PushRequest) -> dict[str, Errand]:
     """What a confined push of this request may ask for."""
+    # Now: a link to the newest image of a series may lead to another one when the copy is there.
+    path = Path(os.path.realpath(request.image))
 
     def note(asked: dict[str, Any]) -> dict[str, Any]:
-        notes = _note(request, str(asked["image_id"]), str(asked["place"]), str(asked["verified"]))
-        return {"notes": list(notes)}
+        try:
+            image = directory.open_image(path)
+        except GpuckptError as error:
+            return {"notes": [_not_noted(error)]}
+        try:
+            if image.manifest.image_id != asked["image_id"]:
+                return {"notes": [f"{protection.NAME} was not written: {path} is another image by now"]}
+            return {"notes": list(_note(image, request, str(asked["place"]), str(asked["verified"])))}
+        finally:
+            image.close()
 
     def remove(asked: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -35,13 +48,13 @@ def errands(request: PushRequest) -> dict[str, Errand]:
     return {PROTECT: note, **({DELETE: remove} if request.delete_source else {})}
 
 
-def protect(request: PushRequest, image_id: str, place: str, verified: str) -> tuple[str, ...]:
+def protect(image: Image, request: PushRequest, place: str, verified: str) -> tuple[str, ...]:
     """Note the copy beside the image. Returns what went wrong, which costs nothing of the copy."""
     keeper = apart.keeper()
     if keeper is None:
-        return _note(request, image_id, place, verified)
+        return _note(image, request, place, verified)
     try:
-        told = keeper.ask(PROTECT, image_id=image_id, place=place, verified=verified)
+        told = keeper.ask(PROTECT, image_id=image.manifest.image_id, place=place, verified=verified)
         return tuple(str(words) for words in told["notes"])
     except OSError as error:
         return (_not_noted(error),)
@@ -59,15 +72,10 @@ def delete(request: PushRequest, image_id: str) -> None:
         raise _not_removed(request, error) from None
 
 
-def _note(request: PushRequest, image_id: str, place: str, verified: str) -> tuple[str, ...]:
+def _note(image: Image, request: PushRequest, place: str, verified: str) -> tuple[str, ...]:
     try:
-        image = directory.open_image(request.image)
-        try:
-            _require(image, image_id)
-            protection.note(image.root, request.reach.location.host, place, verified)
-        finally:
-            image.close()
-    except (OSError, GpuckptError) as error:
+        protection.note(image.root, request.reach.location.host, place, verified)
+    except OSError as error:
         return (_not_noted(error),)
     return ()
 
@@ -75,17 +83,13 @@ def _note(request: PushRequest, image_id: str, place: str, verified: str) -> tup
 def _remove(request: PushRequest, image_id: str) -> None:
     image = directory.open_for_removal(request.image)
     try:
-        _require(image, image_id)
+        if image.manifest.image_id != image_id:
+            raise Refused(f"{image.path} is another image by now and was not removed", "look what is there")
         directory.remove(image)
     except OSError as error:
         raise _not_removed(request, error) from None
     finally:
         image.close()
-
-
-def _require(image: directory.Image, image_id: str) -> None:
-    if image.manifest.image_id != image_id:
-        raise Refused(f"{image.path} is another image by now and was not removed", "look what is there")
 
 
 def _not_noted(error: OSError | GpuckptError) -> str:

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING
 from gpuckpt.flows import far, source
 from gpuckpt.flows.admission import Admission
 from gpuckpt.flows.attempts import Ends, Run
-from gpuckpt.model.errors import (
-    ImageCorrupt,
-)
+from gpuckpt.model.errors import ImageCorrupt
 from gpuckpt.model.redacted import is_encrypted
 from gpuckpt.model.report import Event, Report
 from gpuckpt.stores.local import DirectoryStore
@@ -50,7 +48,7 @@ def push(request: PushRequest, listener: Listener, interruption: Interruption) -
 
         place, verified = run.carry(open_ends)
         run.note(FOR_RECIPIENTS if is_encrypted(offer.manifest) else SECRETS)
-        for words in source.protect(request, offer.manifest.image_id, place, verified):
+        for words in source.protect(offer.image, request, place, verified):
             run.note(words)
         data = run.data(offer, f"{request.reach.location.host}:{place}", verified)
     finally:

@@ -16,7 +16,6 @@ import os
 import stat
 import struct
 import sys
-import sysconfig
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,7 +134,7 @@ def _rules(keep: Keep) -> list[tuple[Path, int]]:
     """Every path that stays reachable, with what may be done beneath it."""
     prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
     packages = {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
-    own = {str(Path(__file__).parents[1]), *(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))}
+    own = {str(Path(__file__).parents[1]), str(Path(os.__file__).parent)}
     wanted = [
         *((Path(path), RUNNING) for path in (*SYSTEM, *prefixes, *packages, *own)),
         *((Path(path), READING) for path in (*FOR_PROGRAMS, procfs.own_place())),
