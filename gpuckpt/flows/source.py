@@ -5,8 +5,6 @@ A confined push (flows/apart.py) has both done by the process that has kept its 
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt.flows import apart
@@ -23,17 +21,15 @@ PROTECT, DELETE = "protect", "delete"
 
 def errands(request: PushRequest) -> dict[str, Errand]:
     """What a confined push of this request may ask for."""
-    # Now: a link to the newest image of a series may lead to another one when the copy is there.
-    path = Path(os.path.realpath(request.image))
 
     def note(asked: dict[str, Any]) -> dict[str, Any]:
         try:
-            image = directory.open_image(path)
+            image = directory.open_image(request.image)
         except GpuckptError as error:
             return {"notes": [_not_noted(error)]}
         try:
             if image.manifest.image_id != asked["image_id"]:
-                return {"notes": [f"{protection.NAME} was not written: {path} is another image by now"]}
+                return {"notes": [f"{protection.NAME} was not written: {request.image} is another image by now"]}
             return {"notes": list(_note(image, request, str(asked["place"]), str(asked["verified"])))}
         finally:
             image.close()

@@ -119,6 +119,9 @@ def part(ssh: OwnSsh, command: str, keep: Keep, errands: dict[str, Errand]) -> C
     try:
         return _Keeper(confined, ours, ssh, command, errands, passed_on, before).attend()
     finally:
+        # The confined one has said what there is to say: a late signal must not make this one say something else.
+        for number in passed_on:
+            signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

@@ -43,7 +43,7 @@ OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
 
 OLDEST_ABI = 2
 """The first that lets a pack of an older image be linked (REFER)."""
-TCP_ABI, SCOPE_ABI = 4, 6
+TRUNCATE_ABI, TCP_ABI, IOCTL_ABI, SCOPE_ABI = 3, 4, 5, 6
 BIND_AND_CONNECT, SIGNALS_AND_ABSTRACT_SOCKETS = 3, 3
 
 THREAD_SECONDS = 5.0
@@ -132,7 +132,7 @@ def _require_one_thread() -> None:
 
 def _rules(keep: Keep) -> list[tuple[Path, int]]:
     """Every path that stays reachable, with what may be done beneath it."""
-    prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix}
+    prefixes = {sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix} - {"/"}
     packages = {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")}
     own = {str(Path(__file__).parents[1]), str(Path(os.__file__).parent)}
     wanted = [
@@ -142,7 +142,8 @@ def _rules(keep: Keep) -> list[tuple[Path, int]]:
         *((path, READING) for path in keep.reads),
         *((path, WRITING) for path in keep.writes),
     ]
-    return [(path, rights) for path, rights in wanted if path.exists()]
+    # os.path: a root without capabilities may not get there even now.
+    return [(path, rights) for path, rights in wanted if os.path.exists(path)]  # noqa: PTH110
 
 
 def _needs_search(path: Path) -> bool:
@@ -162,7 +163,8 @@ def _ruleset(rules: list[tuple[Path, int]]) -> int | None:
     abi = int(_libc.syscall(SYS_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
     if abi < OLDEST_ABI:
         return None
-    handled = (IOCTL_DEV << 1) - 1 if abi >= 5 else (TRUNCATE << 1) - 1 if abi >= 3 else (REFER << 1) - 1
+    newest = IOCTL_DEV if abi >= IOCTL_ABI else TRUNCATE if abi >= TRUNCATE_ABI else REFER
+    handled = (newest << 1) - 1
     # No rule for TCP: none is needed, for ssh is another process.
     attributes = struct.pack(
         "=QQQ",
