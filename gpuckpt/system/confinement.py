@@ -17,9 +17,9 @@ import stat
 import struct
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
+from gpuckpt.model.records import dataclass
 from gpuckpt.system import procfs, syscallfilter
 
 NOBODY = 65534
