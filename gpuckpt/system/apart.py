@@ -12,6 +12,7 @@ and does the few errands that were named before the two parted. Each ends when t
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -68,7 +69,7 @@ class Confined:
             self._channel.send(json.dumps(question).encode())
             answer, received, _, _ = socket.recv_fds(self._channel, MOST_WORDS, 3, socket.MSG_CMSG_CLOEXEC)
         if not answer:
-            raise ConnectionResetError(104, "the process that keeps root's rights has gone")
+            raise ConnectionResetError(errno.ECONNRESET, "the process that keeps root's rights has gone")
         return json.loads(answer), received
 
 

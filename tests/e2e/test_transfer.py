@@ -226,6 +226,17 @@ def test_as_root_neither_side_reads_the_network_with_roots_rights(jobs, sshd, im
 
 
 @as_root
+def test_a_root_that_cannot_become_nobody_pushes_and_says_so(sshd, image, there):
+    """The root of many a container."""
+    argv = ["setpriv", "--bounding-set=-setuid", "--inh-caps=-all", sys.executable, "-m", "gpuckpt", "push", image]
+    argv += [f"far:{there}", "--ssh-config", sshd.config, "--remote-command", REMOTE_COMMAND, "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout
+    assert any("may not become nobody" in note for note in json.loads(done.stdout)["data"]["notes"])
+    assert content_of(there / "one") == content_of(image)
+
+
+@as_root
 def test_a_push_that_is_killed_leaves_nobody_behind(jobs, sshd, images, there):
     running = start_push(jobs, sshd, images / "big", there)
     wait_for(lambda: arrived(there) >= 2, "pieces arrive")
