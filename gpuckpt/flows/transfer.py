@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpuckpt.flows import far, source
 from gpuckpt.flows.admission import Admission
 from gpuckpt.flows.attempts import Ends, Run
-from gpuckpt.model.errors import ImageCorrupt
+from gpuckpt.model.errors import ImageCorrupt, MachineLacks
 from gpuckpt.model.redacted import is_encrypted
 from gpuckpt.model.report import Event, Report
 from gpuckpt.stores.local import DirectoryStore
