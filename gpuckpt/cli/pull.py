@@ -13,6 +13,8 @@ from gpuckpt.cli.session import carry_out
 from gpuckpt.model.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpuckpt.cli.session import Listener
     from gpuckpt.model.report import Report
     from gpuckpt.model.requests import PullRequest
@@ -63,10 +65,21 @@ def pull(
         timeout_seconds=timeout,
         allowed_signers=None if allowed_signers is None else options.absolute(allowed_signers),
     )
-    return carry_out(Manner(as_json, quiet, verbose), lambda listener: _run(request, listener), "moving")
+    return carry_out(
+        Manner(as_json, quiet, verbose),
+        lambda listener: _run(request, listener),
+        "moving",
+        lambda work: _apart(request, work),
+    )
 
 
 def _run(request: PullRequest, listener: Listener) -> Report:
     from gpuckpt.flows import moving  # noqa: PLC0415  --help and TAB must not load the flows
 
     return moving.pull(request, listener)
+
+
+def _apart(request: PullRequest, work: Callable[[], int]) -> int:
+    from gpuckpt.flows import apart  # noqa: PLC0415  as above
+
+    return apart.pull(request, work)

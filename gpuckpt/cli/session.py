@@ -22,13 +22,25 @@ if TYPE_CHECKING:
     Listener = Callable[[Event], None]
 
 
-def carry_out(manner: Manner, act: Callable[[Listener], Report], flows: str = "run") -> int:
-    """Run a flow, whose module among the flows is named, show its report, and give the exit status."""
+def carry_out(
+    manner: Manner,
+    act: Callable[[Listener], Report],
+    flows: str = "run",
+    within: Callable[[Callable[[], int]], int] = lambda work: work(),
+) -> int:
+    """Run a flow, whose module among the flows is named, show its report, and give the exit status.
+
+    `within` is given all that, and gives its status: where it gives up rights for it.
+    """
+    # Not earlier: --help and TAB must not load the flows. Not later: signals end in words until here.
+    importlib.import_module(f"gpuckpt.flows.{flows}")
+    return within(lambda: _shown(manner, act))
+
+
+def _shown(manner: Manner, act: Callable[[Listener], Report]) -> int:
     from gpuckpt.cli.listening import listening  # noqa: PLC0415
     from gpuckpt.cli.render import final_status, present  # noqa: PLC0415
 
-    # Not earlier: --help and TAB must not load the flows. Not later: signals end in words until here.
-    importlib.import_module(f"gpuckpt.flows.{flows}")
     with listening(manner) as listener:
         _let_signals_end_us()
         report = act(listener)

@@ -15,7 +15,7 @@ from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpuckpt.flows import far
+from gpuckpt.flows import apart, far
 from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.flows.lanes import Lanes, lane_count, missing_pieces
 from gpuckpt.flows.reconnecting import LOOK_SECONDS, PAUSES, Patience, unwaited
@@ -89,6 +89,9 @@ class Run:
         self.pace = Pace(reach.bytes_per_second) if reach.bytes_per_second else None
         self.tally = Tally()
         self._alive_at = time.monotonic()
+        keeper = apart.keeper()
+        for words in keeper.missing if keeper is not None else ():
+            self.note(words)
 
     def note(self, words: str) -> None:
         """Something the person should know; once."""

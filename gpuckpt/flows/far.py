@@ -6,6 +6,7 @@ import contextlib
 import shlex
 from typing import TYPE_CHECKING
 
+from gpuckpt.flows import apart
 from gpuckpt.model.errors import MachineLacks, TransferFailed
 from gpuckpt.stores.protocol import IsSeries
 from gpuckpt.stores.ssh import COMMAND, NoGpuckpt, SshStore
@@ -22,10 +23,15 @@ if TYPE_CHECKING:
 AGAIN = "the same command continues it"
 
 
+def account_of(reach: Reach) -> Account:
+    """Whom ssh calls."""
+    return Account(reach.location.host, reach.location.port, reach.ssh_config, reach.may_ask)
+
+
 def connect(reach: Reach, pace: Pace | None = None) -> SshStore | SftpStore:
     """A host with gpuckpt, or a bare SFTP host. Raises GpuckptError, LinkLost."""
-    account = Account(reach.location.host, reach.location.port, reach.ssh_config, reach.may_ask)
-    caller = Caller(account, pace, reach.stall_seconds)
+    account = account_of(reach)
+    caller = Caller(account, pace, reach.stall_seconds, apart.keeper())
     try:
         return SshStore(caller, reach.remote_command or COMMAND)
     except NoGpuckpt as missing:

@@ -1,43 +1,100 @@
-"""The far side of push, pull, inspect and migrate: answers another gpuckpt until it goes."""
+"""The far side of push, pull, inspect and migrate: answers another gpuckpt until it goes.
+
+As root it gives root up before it reads or takes in an image, unless a job shall come with it: that takes root.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpuckpt.model.errors import Refused
 from gpuckpt.model.migration import QUESTIONS
 from gpuckpt.stores.serving import Server, at_length, path_of
+from gpuckpt.system.confinement import Keep, confine
 from gpuckpt.system.links import link_of_program
 
 if TYPE_CHECKING:
     from gpuckpt.flows.receiving import Receiver
     from gpuckpt.stores.protocol import Ticker
-    from gpuckpt.stores.serving import Answer
+    from gpuckpt.stores.serving import Answer, Handler
     from gpuckpt.system.links import Link
 
 
 def serve(source: int, sink: int) -> None:
     """Serve one connection. Raises nothing of its own."""
     link = link_of_program(source, sink)
-    migration = _Migration(link)
+    rights = _Rights()
+    migration = _Migration(link, rights)
+    more = {
+        "host": rights.as_root(_host),
+        "series": rights.for_series(_series),
+        "images": rights.as_root(lambda header, _payload: _images(link, header)),
+    }
     try:
-        own = {"host": _host, "series": _series, "images": lambda header, _payload: _images(link, header)}
-        Server(link, {**own, **dict.fromkeys(QUESTIONS, migration.answer)}).run()
+        Server(link, {**more, **dict.fromkeys(QUESTIONS, rights.as_root(migration.answer))}, rights.give_up).run()
     finally:
         migration.close()
+
+
+class _Rights:
+    """What this process may still do."""
+
+    def __init__(self) -> None:
+        self._kept: Keep | None = None
+        self._needed = os.geteuid() != 0
+        """Nothing is given up: a job comes on this connection, or there is nothing to give up."""
+
+    def need_root(self) -> None:
+        """A job comes on this connection."""
+        self._needed = True
+
+    def give_up(self, keep: Keep) -> None:
+        """All but `keep`, for good. Raises Refused where less is kept already."""
+        if self._needed:
+            return
+        if self._kept is None:
+            confine(keep)
+            self._kept = keep
+        if not self._kept.covers(keep):
+            raise Refused("this connection is for another place", "use another one")
+
+    def for_series(self, answer: Handler) -> Handler:
+        """Answered with the rights to the directory of the series alone."""
+
+        def kept(header: dict[str, Any], payload: memoryview) -> Answer:
+            place = Path(str(header["path"])).parent
+            if not place.is_absolute():
+                raise ValueError(place)
+            self.give_up(Keep(writes=(Path(os.path.realpath(place)),)))
+            return answer(header, payload)
+
+        return kept
+
+    def as_root(self, answer: Handler) -> Handler:
+        """Answered only while nothing was given up."""
+
+        def judged(header: dict[str, Any], payload: memoryview) -> Answer:
+            if self._kept is not None:
+                raise Refused("this connection has given up what that question needs", "use another one")
+            return answer(header, payload)
+
+        return judged
 
 
 class _Migration:
     """Loaded where it is asked for: each connection of a push is a program of its own that has to start."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, link: Link, rights: _Rights) -> None:
+        self._link, self._rights = link, rights
         self._receiver: Receiver | None = None
 
     def answer(self, header: dict[str, Any], payload: memoryview) -> Answer:
         if header["do"] == "judge" and "terms" not in header:
             return _judge(payload)
+        self._rights.need_root()
         if self._receiver is None:
             from gpuckpt.flows.receiving import Receiver  # noqa: PLC0415
 

@@ -12,18 +12,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuckpt.flows import far
+from gpuckpt.flows import far, source
 from gpuckpt.flows.admission import Admission
 from gpuckpt.flows.attempts import Ends, Run
-from gpuckpt.model.errors import (
-    ImageCorrupt,
-    MachineLacks,
-    Refused,
-    in_words,
-)
+from gpuckpt.model.errors import ImageCorrupt, MachineLacks
 from gpuckpt.model.redacted import is_encrypted
 from gpuckpt.model.report import Event, Report
-from gpuckpt.stores import directory, protection
 from gpuckpt.stores.local import DirectoryStore
 
 if TYPE_CHECKING:
@@ -54,12 +48,13 @@ def push(request: PushRequest, listener: Listener, interruption: Interruption) -
 
         place, verified = run.carry(open_ends)
         run.note(FOR_RECIPIENTS if is_encrypted(offer.manifest) else SECRETS)
-        _protect(offer.image, request, place, verified, run)
+        for words in source.protect(offer.image, request, place, verified):
+            run.note(words)
         data = run.data(offer, f"{request.reach.location.host}:{place}", verified)
     finally:
         offer.close()
     if request.delete_source:
-        _delete(request.image, offer.manifest.image_id)
+        source.delete(request, offer.manifest.image_id)
         data["deleted"] = str(request.image)
     return Report("push", "ok", "untouched", {"image": str(request.image), **data})
 
@@ -115,25 +110,3 @@ def _pull_verified_only(run: Run, request: PullRequest) -> Report:
     admission = Admission.of(request.allowed_signers)
     offer, verified = run.look_only(lambda store: _offered(store, location.path, admission, request))
     return Report("pull", "ok", "untouched", {"image": str(location), **run.data(offer, str(location), verified)})
-
-
-def _protect(image: directory.Image, request: PushRequest, place: str, verified: str, run: Run) -> None:
-    try:
-        protection.note(image.root, request.reach.location.host, place, verified)
-    except OSError as error:
-        run.note(f"{protection.NAME} could not be written: {in_words(error)}")
-
-
-def _delete(path: Path, image_id: str) -> None:
-    """Remove the source."""
-    image = directory.open_for_removal(path)
-    try:
-        if image.manifest.image_id != image_id:
-            raise Refused(f"{path} is another image by now and was not removed", "look what is there")
-        directory.remove(image)
-    except OSError as error:
-        raise MachineLacks(
-            f"the copy is complete, but {path} could not be removed: {in_words(error)}", "remove it by hand"
-        ) from None
-    finally:
-        image.close()

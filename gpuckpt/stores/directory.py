@@ -28,6 +28,7 @@ from gpuckpt.model.records import dataclass
 from gpuckpt.stores import protection
 from gpuckpt.stores.protocol import IsSeries
 from gpuckpt.system import procfs
+from gpuckpt.system.confinement import owner
 from gpuckpt.system.files import rename_to_new
 
 if TYPE_CHECKING:
@@ -418,7 +419,7 @@ def _refuse_writable_by_others(path: Path, root: Path) -> None:
                 f"{place} can be written to by others (mode {stat.S_IMODE(seen.st_mode):04o})",
                 f"an image is run as root when it is restored: chmod -R go-w {path} if you trust its content",
             )
-        if seen.st_uid not in (0, os.geteuid()):
+        if seen.st_uid not in (0, owner()):
             raise Refused(f"{place} belongs to user {seen.st_uid}", f"chown -R 0:0 {path} if you trust its content")
 
 

@@ -141,8 +141,8 @@ def failure_to_json(error: GpuckptError) -> dict[str, Any]:
     return {"error": {"code": error.code, "message": error.message, "hint": error.hint, **newest}}
 
 
-def raise_failure(header: dict[str, Any], where: str) -> None:
-    """Raise the failure that a message tells of, if it does."""
+def raise_failure(header: dict[str, Any], where: str = "") -> None:
+    """Raise the failure that a message tells of, if it does; `where` is the other host's name."""
     told = header.get("error")
     if told is None:
         return
@@ -150,7 +150,8 @@ def raise_failure(header: dict[str, Any], where: str) -> None:
     kind = _KINDS.get(str(told.get("code")), errors.TransferFailed)
     if kind in (GpuckptError, errors.Interrupted):
         kind = errors.TransferFailed
-    message, hint = f"on {where}: {str(told.get('message', ''))[:1000]}", str(told.get("hint", ""))[:1000]
+    place = f"on {where}: " if where else ""
+    message, hint = f"{place}{str(told.get('message', ''))[:1000]}", str(told.get("hint", ""))[:1000]
     newest = told.get("newest")
     if kind is errors.Refused and isinstance(newest, str) and series.names_one(newest):
         raise IsSeries(message, hint, newest)

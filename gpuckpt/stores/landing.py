@@ -40,6 +40,7 @@ from gpuckpt.stores.landingwriter import (
     write_own,
 )
 from gpuckpt.stores.protocol import count_pieces
+from gpuckpt.system.confinement import owner
 from gpuckpt.system.files import unsafe_places
 
 if TYPE_CHECKING:
@@ -208,15 +209,23 @@ def _stands_there(target: Path, raw_manifest: bytes) -> bool:
     raise Refused(f"{target} exists already and is not this image", "choose another directory, or remove it")
 
 
-def require_parent(target: Path) -> None:
-    """The directory for an image; it is made where only its last step is missing. Raises NotFound, Refused."""
+def make_parent(target: Path) -> bool:
+    """Make the directory for an image where only its last step is missing; says whether it did. Raises NotFound."""
     parent = target.parent
-    if not parent.is_dir():
+    missing = not parent.is_dir()
+    if missing:
         try:
             parent.mkdir(mode=0o700, parents=str(parent) == INCOMING_PLACE)
         except OSError as error:
             raise NotFound(f"{parent}: no such directory ({error.strerror})", "make it first") from None
-    unsafe = unsafe_places(parent, os.geteuid())
+    return missing
+
+
+def require_parent(target: Path) -> None:
+    """The directory for an image; it is made where only its last step is missing. Raises NotFound, Refused."""
+    make_parent(target)
+    parent = target.parent
+    unsafe = unsafe_places(parent, owner())
     if unsafe:
         raise Refused(
             f"others could exchange an image in {parent}: {unsafe[0]}",
@@ -236,7 +245,7 @@ def claim(target: Path) -> directory.PartialImage:
     except Busy:
         raise Busy(f"another gpuckpt is taking in {path} right now", "wait for it to end") from None
     seen = path.stat()
-    if seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
+    if seen.st_uid != owner() or seen.st_mode & 0o077:
         os.close(partial.lock_fd)
         raise Refused(f"{path} is not only ours", "remove it")
     return partial
@@ -285,7 +294,7 @@ def _link(source: Path, target: Path, part: Part) -> bool:
     """Link a pack of the same name; its content is compared with all others at the end."""
     try:
         seen = source.lstat()
-        safe = stat.S_ISREG(seen.st_mode) and not seen.st_mode & 0o022 and seen.st_uid in (0, os.geteuid())
+        safe = stat.S_ISREG(seen.st_mode) and not seen.st_mode & 0o022 and seen.st_uid in (0, owner())
         if not safe or seen.st_size != part.size or source.parent.is_symlink():
             return False
         os.link(source, target, follow_symlinks=False)

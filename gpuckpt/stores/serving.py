@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import GpuckptError, MachineLacks, Refused, TransferFailed, in_words
 from gpuckpt.stores import frames
-from gpuckpt.stores.landing import DirectoryArrival
+from gpuckpt.stores.landing import DirectoryArrival, make_parent
 from gpuckpt.stores.landingwriter import DirectoryWriter
 from gpuckpt.stores.local import DirectoryOffer, DirectoryReader, DirectoryStore
 from gpuckpt.stores.packlanding import PackQuestions
 from gpuckpt.stores.protocol import FRAME_SURPLUS_BYTES, PIECE_BYTES, Piece, Span
 from gpuckpt.stores.series import behind_latest
+from gpuckpt.system.confinement import Keep
 from gpuckpt.system.links import LinkLost
 
 if TYPE_CHECKING:
@@ -49,9 +50,12 @@ DONE: dict[str, Any] = {"ok": True}
 class Server:
     """One connection."""
 
-    def __init__(self, link: Link, more: dict[str, Handler] | None = None) -> None:
-        """`more`: questions that are answered by those who start it."""
+    def __init__(
+        self, link: Link, more: dict[str, Handler] | None = None, confine: Callable[[Keep], None] = lambda _keep: None
+    ) -> None:
+        """`more`: questions that are answered by those who start it. `confine` is told what the next one needs."""
         self._link = link
+        self._confine = confine
         self._buffer = frames.Buffer()
         self._offer: DirectoryOffer | None = None
         self._reader: DirectoryReader | None = None
@@ -122,6 +126,7 @@ class Server:
     def _open(self, header: dict[str, Any], _payload: memoryview) -> Answer:
         self._require_idle()
         place = behind_latest(Path(path_of(header)))
+        self._confine(Keep(reads=(place,)))
         self._offer = DirectoryStore().offer(str(place))
         self._reader = self._offer.open_reader()
         told = {"signature": self._offer.signature.decode("ascii", "replace"), "name": place.name}
@@ -139,9 +144,11 @@ class Server:
 
     def _begin(self, header: dict[str, Any], payload: memoryview) -> Answer:
         self._require_idle()
-        once = self._packs.hand_over()
+        target, once = Path(path_of(header)), self._packs.hand_over()
         signature = str(header.get("signature", "")).encode("ascii", "replace")
-        self._arrival = DirectoryArrival(Path(path_of(header)), bytes(payload), signature=signature)
+        make_parent(target)
+        self._confine(Keep(writes=(target.parent,)))
+        self._arrival = DirectoryArrival(target, bytes(payload), signature=signature)
         if once:
             self._arrival.resumable = False
             self._arrival.trust_packs()
@@ -152,7 +159,9 @@ class Server:
     def _join(self, header: dict[str, Any], _payload: memoryview) -> Answer:
         if self._writer is not None:
             raise Refused("this connection writes already", "use another one")
-        self._writer = DirectoryWriter(Path(path_of(header)), None, str(header["token"]))
+        target = Path(path_of(header))
+        self._confine(Keep(writes=(target.parent,)))
+        self._writer = DirectoryWriter(target, None, str(header["token"]))
         return DONE, b""
 
     def _write(self, header: dict[str, Any], payload: memoryview) -> Answer:

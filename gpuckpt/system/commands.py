@@ -104,6 +104,7 @@ def run(
     cwd: str | None = None,
     identity: Invoker | None = None,
     stdin: int | None = None,
+    pass_fds: Sequence[int] = (),
     new_session: bool = False,
 ) -> Completed:
     """Run a program to its end and return what it printed; as another user where `identity` is given.
@@ -118,6 +119,7 @@ def run(
         capture=True,
         identity=identity,
         stdin=stdin,
+        pass_fds=pass_fds,
         new_session=new_session,
     )
     try:
@@ -211,12 +213,17 @@ def start(
         cwd=cwd,
         pass_fds=tuple(pass_fds),
         start_new_session=new_session,
-        **(_own_group(new_session, before_exec) if own_group else {}),
+        **(_own_group(new_session, before_exec) if own_group else {"preexec_fn": before_exec}),
         user=None if identity is None else identity.uid,
         group=None if identity is None else identity.gid,
         extra_groups=None if identity is None else identity.groups,
     )
     return Child(tuple(argv), process)
+
+
+def fork() -> int:
+    """This very process a second time, which has one thread: 0 in the new one, in the old one its pid."""
+    return os.fork()  # noqa: TID251 - this is its home
 
 
 def start_line(line: str, extra_environment: Mapping[str, str]) -> Child:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from gpuckpt.model.errors import MachineLacks, NotFound, Refused
 from gpuckpt.model.records import dataclass
 from gpuckpt.system import commands, invoker, procfs
+from gpuckpt.system.confinement import owner
 from gpuckpt.system.files import unsafe_places
 
 if TYPE_CHECKING:
@@ -76,12 +77,13 @@ def require_allowed(content: bytes, signature: bytes, allowed: Path) -> Signer:
     _require_safe(allowed)
     if not signature:
         raise Refused("the image is not signed", f"only images signed by one of {allowed} are taken")
-    with _in_memory(signature) as (path, _):
-        found = _keygen("find-principals", "-f", str(allowed), "-s", path, content=b"")
+    with _in_memory(allowed.read_bytes()) as listed, _in_memory(signature) as signed:
+        files = ("-f", _path(listed), "-s", _path(signed))
+        found = _keygen("find-principals", *files, content=b"", files=(listed, signed))
         names = [name for line in found.stdout.splitlines() for name in line.split(",") if name[:1] not in ("", "!")]
         for name in names if found.ok else ():
-            more = ("-f", str(allowed), "-I", name, "-n", NAMESPACE, "-s", path)
-            seen = _GOOD.search(_verified(more, content))
+            done = _keygen("verify", *files, "-I", name, "-n", NAMESPACE, content=content, files=(listed, signed))
+            seen = _GOOD.search(done.stdout) if done.ok else None
             if seen is not None:
                 return Signer(f"{seen[1]} {seen[2]}", name)
     key = key_of(content, signature)
@@ -94,36 +96,31 @@ def require_allowed(content: bytes, signature: bytes, allowed: Path) -> Signer:
 
 def key_of(content: bytes, signature: bytes) -> Signer | None:
     """The key that has signed `content`, whoever owns it; None where it does not fit. Raises MachineLacks."""
-    with _in_memory(signature) as (path, _):
-        done = _keygen("check-novalidate", "-n", NAMESPACE, "-s", path, content=content)
+    with _in_memory(signature) as signed:
+        done = _keygen("check-novalidate", "-n", NAMESPACE, "-s", _path(signed), content=content, files=(signed,))
     seen = _GOOD.search(done.stdout) if done.ok else None
     return None if seen is None else Signer(f"{seen[1]} {seen[2]}")
-
-
-def _verified(arguments: Sequence[str], content: bytes) -> str:
-    """What ssh-keygen says of a good signature; '' of any other."""
-    done = _keygen("verify", *arguments, content=content)
-    return done.stdout if done.ok else ""
 
 
 def _require_safe(allowed: Path) -> None:
     if not allowed.is_file():
         raise NotFound(f"{allowed}: no such list of signers", "write one: ssh-keygen(1), ALLOWED SIGNERS")
-    unsafe = unsafe_places(allowed, os.geteuid())
+    unsafe = unsafe_places(allowed, owner())
     if unsafe:
         raise Refused(f"others can change who may sign: {unsafe[0]}", "name a list that only root or you can write to")
 
 
-def _keygen(action: str, *arguments: str, content: bytes) -> Completed:
+def _keygen(action: str, *arguments: str, content: bytes, files: Sequence[int] = ()) -> Completed:
     program = commands.find_program("ssh-keygen")
     if program is None:
         raise MachineLacks("ssh-keygen was not found: it makes and verifies signatures", "install OpenSSH's client")
-    with _in_memory(content) as (_, descriptor):
+    with _in_memory(content) as descriptor:
         return commands.run(
             [str(program), "-Y", action, *arguments],
             timeout=SECONDS,
             extra_environment=_agent(),
             stdin=descriptor,
+            pass_fds=files,
             # Without a terminal of its own it cannot stop us by asking for a passphrase there.
             new_session=True,
         )
@@ -137,16 +134,21 @@ def _agent() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _in_memory(content: bytes) -> Iterator[tuple[str, int]]:
-    """A file that is nowhere but in memory: its path for programs that run meanwhile, and its descriptor."""
+def _in_memory(content: bytes) -> Iterator[int]:
+    """A file that is nowhere but in memory."""
     descriptor = os.memfd_create("gpuckpt", os.MFD_CLOEXEC)
     try:
         with os.fdopen(os.dup(descriptor), "wb") as file:
             file.write(content)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        yield str(procfs.descriptor_path(descriptor)), descriptor
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _path(descriptor: int) -> str:
+    """Its name for a program that is started with it, also as another user than files take this process for."""
+    return str(procfs.inherited_path(descriptor))
 
 
 def _last_words(done: Completed) -> str:

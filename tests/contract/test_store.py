@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,11 +74,18 @@ def source(images):
     offer.close()
 
 
+@pytest.fixture(scope="module")
+def place(store, tmp_path_factory) -> Path:
+    """One directory for one connection: a far side that runs as root keeps to the first that it is asked for."""
+    return tmp_path_factory.mktemp("there")
+
+
 @pytest.fixture
-def there(tmp_path) -> Path:
-    place = tmp_path / "there"
-    place.mkdir(mode=0o700)
-    return place
+def there(place) -> Path:
+    place.chmod(0o700)
+    yield place
+    for left in place.iterdir():
+        shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
 
 
 def quiet(_done, _total):
@@ -254,7 +262,8 @@ def test_a_directory_that_others_can_write_to_is_refused(store, source, there):
     assert not list(there.iterdir())
 
 
-def test_a_directory_is_made_but_not_its_parents(store, source, images, there):
+def test_a_directory_is_made_but_not_its_parents(new_store, source, images, there):
+    store = new_store()
     send(source, store, there / "new" / "one")
     assert content_of(there / "new" / "one") == content_of(images / "one")
     with pytest.raises(NotFound):

@@ -19,6 +19,9 @@ from tests.transferring import pull, push
 MIB = 1 << 20
 
 
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has something to give up")
+
+
 @pytest.fixture(scope="module")
 def images(tmp_path_factory) -> Path:
     """`one`; `next`, nine tenths of which `one` holds; `big`, for those that are interrupted."""
@@ -175,6 +178,72 @@ def test_a_signal_ends_it_and_the_same_command_continues(jobs, sshd, images, the
     assert json.loads(out)["process"] == "untouched"
     wait_for(lambda: not serving_pids(there), "the far side notices")
     assert push(sshd, images / "big", there).report["data"]["bytes_skipped"] > 4 * MIB
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def rights_of(pid: int) -> tuple[str, str, int, str]:
+    """Real, effective, saved user; groups; capabilities; no_new_privs."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    status = {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    capabilities = int(status["CapPrm"], 16) | int(status["CapEff"], 16) | int(status["CapBnd"], 16)
+    return " ".join(status["Uid"].split()[:3]), status["Groups"], capabilities, status["NoNewPrivs"]
+
+
+NO_RIGHTS = ("65534 65534 65534", "", 0, "1")
+
+
+@as_root
+@pytest.mark.parametrize("verb", ["push", "pull"])
+def test_as_root_neither_side_reads_the_network_with_roots_rights(jobs, sshd, images, there, verb):
+    reach = ("--ssh-config", sshd.config, "--remote-command", REMOTE_COMMAND, "--bwlimit", "8M", "--connections", 2)
+    ends = (images / "big", f"far:{there}") if verb == "push" else (f"far:{images / 'big'}", there)
+    running = jobs.own(start_gpuckpt(verb, *ends, *reach))
+    wait_for(lambda: arrived(there) >= 2, "pieces arrive")
+    confined = [pid for pid in children_of(running.pid) if b"gpuckpt" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    far = serving_pids(there if verb == "push" else images)
+    assert far
+    assert {rights_of(pid) for pid in far} == {NO_RIGHTS}
+
+    # ssh needs the rights of whoever calls: it is a child of the process that has kept them.
+    [reader] = [pid for pid in confined if rights_of(pid) == NO_RIGHTS]
+    callers = [pid for pid in children_of(running.pid) if pid != reader]
+    assert len(callers) >= 2
+    assert all(rights_of(pid)[0] == "0 0 0" for pid in callers)
+
+    os.kill(reader, signal.SIGKILL)
+    out, _ = running.communicate(timeout=100)
+    assert (running.returncode, json.loads(out)["error"]["code"]) == (50, "transfer-failed")
+    assert "SIGKILL" in json.loads(out)["error"]["message"]
+    assert not [pid for pid in callers if Path(f"/proc/{pid}").exists()], "an ssh is left behind"
+    wait_for(lambda: not serving_pids(there) and not serving_pids(images), "the far side notices")
+    again = push(sshd, images / "big", there) if verb == "push" else pull(sshd, images / "big", there)
+    assert again.status == 0, again.stderr
+    assert again.report["data"]["bytes_skipped"] > 0
+    assert content_of(there / "big") == content_of(images / "big")
+
+
+@as_root
+def test_a_root_that_cannot_become_nobody_pushes_and_says_so(sshd, image, there):
+    """The root of many a container."""
+    argv = ["setpriv", "--bounding-set=-setuid", "--inh-caps=-all", sys.executable, "-m", "gpuckpt", "push", image]
+    argv += [f"far:{there}", "--ssh-config", sshd.config, "--remote-command", REMOTE_COMMAND, "--json"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=100, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout
+    assert any("may not become nobody" in note for note in json.loads(done.stdout)["data"]["notes"])
+    assert content_of(there / "one") == content_of(image)
+
+
+@as_root
+def test_a_push_that_is_killed_leaves_nobody_behind(jobs, sshd, images, there):
+    running = start_push(jobs, sshd, images / "big", there)
+    wait_for(lambda: arrived(there) >= 2, "pieces arrive")
+    others = children_of(running.pid)
+    running.kill()
+    running.communicate()
+    wait_for(lambda: not [pid for pid in others if Path(f"/proc/{pid}").exists()], "all have ended")
 
 
 def test_the_second_of_two_pushes_is_refused(jobs, sshd, images, there):

@@ -17,7 +17,7 @@ from gpuckpt.model.errors import MachineLacks, NotFound, Refused, TransferFailed
 from gpuckpt.stores.ssh import SshStore
 from gpuckpt.system import invoker
 from gpuckpt.system.links import LinkLost, Pace, Silent
-from gpuckpt.system.ssh import Account, Caller
+from gpuckpt.system.ssh import Account, Caller, OwnSsh
 from tests.harness import gpuckpt, wait_for
 from tests.sshd import REMOTE_COMMAND, ssh_keygen
 
@@ -193,12 +193,12 @@ def test_hosts_that_are_not_there(sshd, tmp_path):
 
 
 def test_gcm_comes_first_and_only_what_the_user_allows(sshd, tmp_path):
-    caller = Caller(Account("far", config=sshd.config))
-    assert caller._ciphers.split(",")[0].endswith("gcm@openssh.com")
+    own = OwnSsh(Account("far", config=sshd.config))
+    assert own.ciphers.split(",")[0].endswith("gcm@openssh.com")
     config = sshd.write_config(
         {"far": sshd.port}, "    Ciphers aes256-ctr,aes128-gcm@openssh.com\n", tmp_path / "config"
     )
-    assert Caller(Account("far", config=config))._ciphers == "aes128-gcm@openssh.com,aes256-ctr"
+    assert OwnSsh(Account("far", config=config)).ciphers == "aes128-gcm@openssh.com,aes256-ctr"
 
 
 def test_silence_and_the_end_of_a_link(sshd):

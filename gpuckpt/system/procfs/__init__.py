@@ -48,7 +48,16 @@ from gpuckpt.system.procfs.looking import (
     writers_of,
 )
 from gpuckpt.system.procfs.pages import PageLayout, page_layout
-from gpuckpt.system.procfs.reading import Mapping, comm_of, descriptor_path, maps_of, program_of, words_for
+from gpuckpt.system.procfs.reading import (
+    Mapping,
+    comm_of,
+    descriptor_path,
+    inherited_path,
+    maps_of,
+    own_place,
+    program_of,
+    words_for,
+)
 from gpuckpt.system.procfs.redaction import redact, redact_text
 from gpuckpt.system.procfs.signals import (
     cpu_seconds,
@@ -83,6 +92,7 @@ __all__ = [
     "environment_values",
     "file_here",
     "gpu_files",
+    "inherited_path",
     "inside",
     "io_bytes",
     "is_same",
@@ -94,6 +104,7 @@ __all__ = [
     "missing_addresses",
     "namespaces_of",
     "outer_tid",
+    "own_place",
     "page_layout",
     "pids_in_cgroup",
     "ports_in_use",

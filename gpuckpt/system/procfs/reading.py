@@ -175,6 +175,16 @@ def descriptor_path(descriptor: int) -> Path:
     return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
 
 
+def inherited_path(descriptor: int) -> Path:
+    """A name under which a program reaches a descriptor that it was started with, whoever it runs as."""
+    return Path(f"/proc/self/fd/{descriptor}")
+
+
+def own_place() -> Path:
+    """Where the kernel tells of this process."""
+    return Path(f"/proc/{os.getpid()}")
+
+
 def words_for(pid: int) -> str:
     """'1234 bash', for messages."""
     return f"{pid} {comm_of(pid)}".rstrip()
