@@ -21,6 +21,7 @@ from gpuckpt.system.ssh_failures import NotReached
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpuckpt.checks.facts import DumpFacts
     from gpuckpt.model.requests import Reach
 
     T = TypeVar("T")
@@ -202,6 +203,17 @@ class Destination:
     def close(self) -> None:
         """End the connection: a copy that does not run yet ends there."""
         self.store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Both hosts as they were seen, and what the checks say of them."""
+
+    facts: DumpFacts
+    there: Destination
+    terms: Terms
+    findings: tuple[Finding, ...]
+    plan: dict[str, Any]
 
 
 def _gpuckpt_of(reach: Reach, meanwhile: Callable[[], None]) -> SshStore:

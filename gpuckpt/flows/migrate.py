@@ -22,22 +22,21 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuckpt import checks
 from gpuckpt.checks.image import DISK_SPACE
-from gpuckpt.flows import capturing, carrying, draft, gather, seeding, tidying
+from gpuckpt.flows import capturing, carrying, draft, gather, hooks, seeding, tidying
 from gpuckpt.flows import repair as repairing
-from gpuckpt.flows.destination import Destination
-from gpuckpt.flows.handover import MigrateWork, require_going_on
+from gpuckpt.flows.destination import Destination, Look
+from gpuckpt.flows.handover import MigrateWork, as_interrupted, require_going_on
 from gpuckpt.flows.interruption import Interruption
 from gpuckpt.model.errors import GpuckptError
 from gpuckpt.model.migration import Terms
-from gpuckpt.model.records import dataclass
 from gpuckpt.model.report import Event, Report
-from gpuckpt.model.requests import DumpRequest
+from gpuckpt.model.requests import DumpRequest, TreeRequest
 from gpuckpt.owner import runs
 from gpuckpt.system import procfs
 
@@ -55,17 +54,6 @@ if TYPE_CHECKING:
 SPOOL = Path("/var/lib/gpuckpt/outgoing")
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Both hosts as they were seen, and what the checks say of them."""
-
-    facts: DumpFacts
-    there: Destination
-    terms: Terms
-    findings: tuple[Finding, ...]
-    plan: dict[str, Any]
-
-
 def migrate(request: MigrateRequest, machine: Machine, interruption: Interruption) -> Report:
     """Move the tree. Raises GpuckptError with what became of it."""
     runs.refuse_busy(procfs.tree_ids(gather.identify(request.pid)))
@@ -73,22 +61,27 @@ def migrate(request: MigrateRequest, machine: Machine, interruption: Interruptio
     dump_request = _dump_request(request, transaction)
     _make_spool(dump_request.image.parent, request)
     with contextlib.ExitStack() as stack:
-        seen = _look(request, dump_request, transaction, machine, interruption, stack)
-        refusal = checks.refusal(seen.findings)
+
+        def look() -> Look:
+            return _look(request, dump_request, transaction, machine, interruption, stack)
+
+        seen = look()
+        findings = hooks.before_it(seen.findings, "migrate", request.hooks)
+        refusal = checks.refusal(findings)
         if refusal is not None:
-            return Report("migrate", "refused", "untouched", seen.plan, seen.findings, refusal)
+            return Report("migrate", "refused", "untouched", seen.plan, findings, refusal)
         if request.dry_run:
             speed = seen.there.bytes_per_second(lambda: require_going_on(interruption))
             plan = {**seen.plan, "estimate": draft.estimate(seen.facts.tree, speed)}
-            return Report("migrate", "planned", "untouched", plan, seen.findings)
+            return Report("migrate", "planned", "untouched", plan, findings)
         seed = None
         if request.pre_seed:
             seen.there.close()
             seed = seeding.sow(request, dump_request, seen.terms.seed, machine, interruption)
             stack.callback(seed.close)
             # The tree ran on, and so did the other host.
-            seen = _look(request, dump_request, transaction, machine, interruption, stack)
-        return _carry_out(request, dump_request, seen, seed, machine, interruption)
+            seen = look()
+        return _carry_out(request, dump_request, seen, seed, machine, interruption, look)
 
 
 def _look(
@@ -110,7 +103,13 @@ def _look(
         *draft.room(facts, judged, there.where),
     )
     pids = list(facts.tree.pids)
-    plan = {"root_pid": request.pid, "pids": pids, "to": there.where, "place": judged.place}
+    plan = {
+        **hooks.planned("migrate", request.hooks),
+        "root_pid": request.pid,
+        "pids": pids,
+        "to": there.where,
+        "place": judged.place,
+    }
     return Look(facts, there, terms, findings, plan)
 
 
@@ -127,8 +126,9 @@ def _carry_out(
     seed: Seed | None,
     machine: Machine,
     interruption: Interruption,
+    look: Callable[[], Look],
 ) -> Report:
-    refusal = checks.refusal(seen.findings)
+    refusal = checks.refusal(hooks.before_it(seen.findings, "migrate", request.hooks))
     if refusal is not None:
         raise refusal
     notes = repairing.put_host_back(machine)
@@ -137,11 +137,15 @@ def _carry_out(
     work = MigrateWork(
         dump_request, machine, interruption, seen.facts, seen.findings, run, seed.image if seed is not None else None,
         notes=notes, image_id=seen.terms.transaction, there=seen.there, terms=seen.terms, wanted=request, seed=seed,
+        look=look,
     )  # fmt: skip
+    around = hooks.Hooked(
+        "migrate", request.hooks, request.pid, str(dump_request.image), run, machine, interruption, as_interrupted
+    )
     try:
-        return work.perform()
+        return around.carry_out(work.look_again, work.perform)
     except GpuckptError as error:
-        error.findings = work.findings
+        error.findings = error.findings or work.findings
         work.settle_there(error)
         raise
     finally:
@@ -162,18 +166,8 @@ def _judged(
 def _dump_request(request: MigrateRequest, transaction: str) -> DumpRequest:
     spool = Path(os.environ.get("GPUCKPT_TMPDIR") or SPOOL)
     return DumpRequest(
-        pid=request.pid,
+        **{one.name: getattr(request, one.name) for one in fields(TreeRequest)},
         image=request.keep_image or spool / f"{request.pid}-{transaction[:8]}",
-        tcp=request.tcp,
-        allow=request.allow,
-        keep_argv=request.keep_argv,
-        timeout_seconds=request.timeout_seconds,
-        lock_timeout_seconds=request.lock_timeout_seconds,
-        settle_seconds=request.settle_seconds,
-        force_program=request.force_program,
-        huge_pages=request.huge_pages,
-        level=request.level,
-        workers=request.workers,
         capture_files=request.carry_files,
         capture_code=False,
     )
@@ -201,6 +195,7 @@ def _terms(request: MigrateRequest, transaction: str, coming: tuple[Directory, .
         force_program=request.force_program,
         huge_pages=request.huge_pages,
         readiness=request.readiness,
+        hooks=request.hooks_there,
         directories=coming,
     )
 

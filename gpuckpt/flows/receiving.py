@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuckpt import checks
-from gpuckpt.flows import carrying, gather, tidying
+from gpuckpt.flows import carrying, gather, hooks, tidying
 from gpuckpt.flows import restore as restoring
 from gpuckpt.flows.interruption import Interruption
 from gpuckpt.flows.machine import this_machine
@@ -130,7 +130,8 @@ class Receiver:
         facts = gather.restore_facts(request, draft, this_machine(lambda _event: None), {})
         here = carrying.as_if_made(facts.files_here, terms.directories)
         facts = replace(facts, files_here=here, contents=contents)
-        findings = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
+        judged = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
+        findings = hooks.before_it(judged, "restore", request.hooks)
         told = {
             "findings": to_json(findings),
             "place": str(request.image),
@@ -256,6 +257,7 @@ def _request(terms: Terms) -> RestoreRequest:
         force_program=terms.force_program,
         huge_pages=terms.huge_pages,
         overwrite_files=True,
+        hooks=terms.hooks,
         readiness=terms.readiness,
     )
 

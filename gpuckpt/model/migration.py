@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Literal
 
 from gpuckpt.model.records import dataclass
-from gpuckpt.model.requests import Readiness
+from gpuckpt.model.requests import Hooks, Readiness
 
 INCOMING_PLACE = "/var/lib/gpuckpt/incoming"
 """Where, on the other host, images lie that go again when their job runs."""
@@ -49,6 +49,8 @@ class Terms:
     force_program: bool = False
     huge_pages: bool = False
     readiness: Readiness = field(default_factory=Readiness)
+    hooks: Hooks = field(default_factory=Hooks)
+    """Run there, around the restore."""
     seed: str = ""
     """The directory, beside the image's, of one that was sent before; it goes when this one has arrived."""
     directories: tuple[Directory, ...] = ()
