@@ -57,6 +57,8 @@ class DumpOrder:
     leave_running: bool
     keep_network_lock: bool
     """Outside connections shall live on at a restore here: the ended tree's peers must not be reset meanwhile."""
+    kept_addresses: tuple[str, ...]
+    """This host's ends of those connections, without loopback."""
     lock_timeout_ms: int
     deadline_seconds: float | None
     force_program: bool = False
