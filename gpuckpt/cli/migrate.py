@@ -57,7 +57,8 @@ def migrate(
             "--carry-files",
             metavar="writable|all|none|GLOB",
             autocompletion=complete_capture,
-            help="Open files that go along if they are missing there or differ (default: writable). May be repeated.",
+            help="Files that go along if they are missing there or differ: open ones, and those below working "
+            "directories (default: writable, open for writing). May be repeated.",
         ),
     ] = None,
     pre_seed: Annotated[

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt import checks
-from gpuckpt.flows import attempts, capturing
+from gpuckpt.flows import attempts, capturing, carrying, workdirs
 from gpuckpt.flows.conversation import OwnerGone, OwnerSays, hear, seen_of, tell, words_for_seen
 from gpuckpt.flows.destination import Destination, beside
 from gpuckpt.flows.dump import Capture, DumpWork
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from gpuckpt.flows.destination import Look
     from gpuckpt.flows.seeding import Seed
     from gpuckpt.model.errors import ProcessState
+    from gpuckpt.model.facts import Tree
     from gpuckpt.model.requests import MigrateRequest
     from gpuckpt.owner.handle import OwnerHandle
     from gpuckpt.stores.directory import PartialImage
@@ -125,6 +126,16 @@ class MigrateWork(DumpWork):
             self.there.keep_alive()
             if self.far is not None:
                 self.far.keep_alive()
+
+    def _tree_at_rest(self) -> Tree:
+        """With what lies below its working directories now."""
+        tree, wanted = super()._tree_at_rest(), self.wanted.carry_files
+        below = workdirs.look(tree, wanted, str(self.request.image), self.interruption.check)
+        tree = workdirs.with_files(tree, below)
+        if wanted != ("none",):
+            carried = checks.chosen_files(self.request, tree).files
+            self.terms = carrying.with_places(self.terms, tree, carried, below)
+        return tree
 
     def _put_away(self, partial: PartialImage) -> None:
         if not self.kept:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from gpuckpt import checks
 from gpuckpt.checks.image import DISK_SPACE
-from gpuckpt.flows import capturing, carrying, draft, gather, hooks, seeding, tidying
+from gpuckpt.flows import capturing, carrying, draft, gather, hooks, seeding, tidying, workdirs
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.destination import Destination, Look
 from gpuckpt.flows.handover import MigrateWork, as_interrupted, require_going_on
@@ -41,13 +41,13 @@ from gpuckpt.owner import runs
 from gpuckpt.system import procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gpuckpt.checks.facts import DumpFacts
     from gpuckpt.flows.destination import Judged
     from gpuckpt.flows.machine import Machine
     from gpuckpt.flows.seeding import Seed
-    from gpuckpt.model.migration import Directory
+    from gpuckpt.flows.workdirs import Below
     from gpuckpt.model.report import Finding
     from gpuckpt.model.requests import MigrateRequest
 
@@ -72,7 +72,7 @@ def migrate(request: MigrateRequest, machine: Machine, interruption: Interruptio
             return Report("migrate", "refused", "untouched", seen.plan, findings, refusal)
         if request.dry_run:
             speed = seen.there.bytes_per_second(lambda: require_going_on(interruption))
-            plan = {**seen.plan, "estimate": draft.estimate(seen.facts.tree, speed)}
+            plan = {**seen.plan, "estimate": draft.estimate(seen.facts, speed)}
             return Report("migrate", "planned", "untouched", plan, findings)
         seed = None
         if request.pre_seed:
@@ -92,15 +92,22 @@ def _look(
     interruption: Interruption,
     stack: contextlib.ExitStack,
 ) -> Look:
+
+    def going_on() -> None:
+        require_going_on(interruption)
+
     facts = gather.dump_facts(dump_request, machine)
+    below = workdirs.look(facts.tree, request.carry_files, str(dump_request.image), going_on)
+    facts = replace(facts, tree=workdirs.with_files(facts.tree, below))
     machine.listener(Event("judge", "begin"))
-    there = Destination(request.reach, lambda: require_going_on(interruption))
+    there = Destination(request.reach, going_on)
     stack.callback(there.close)
-    terms, judged = _judged(request, facts, there, transaction, lambda: require_going_on(interruption))
+    terms, judged = _judged(request, facts, below, there, transaction, going_on)
     findings = (
         *checks.judge(_dump_checks(request, facts), facts, request.allow),
         *(_named(finding, there.where) for finding in judged.findings),
         *draft.room(facts, judged, there.where),
+        *workdirs.finding(below),
     )
     pids = list(facts.tree.pids)
     plan = {
@@ -109,6 +116,7 @@ def _look(
         "pids": pids,
         "to": there.where,
         "place": judged.place,
+        "working_directories": [one.to_json() for one in below],
     }
     return Look(facts, there, terms, findings, plan)
 
@@ -153,12 +161,18 @@ def _carry_out(
 
 
 def _judged(
-    request: MigrateRequest, facts: DumpFacts, there: Destination, transaction: str, meanwhile: Callable[[], None]
+    request: MigrateRequest,
+    facts: DumpFacts,
+    below: Sequence[Below],
+    there: Destination,
+    transaction: str,
+    meanwhile: Callable[[], None],
 ) -> tuple[Terms, Judged]:
     """How the job shall come up there, and what that host says of it."""
     files = draft.carried(facts)
-    coming = carrying.directories(facts.tree, files) if request.carry_files != ("none",) else ()
-    terms = _terms(request, transaction, coming)
+    terms = _terms(request, transaction)
+    if request.carry_files != ("none",):
+        terms = carrying.with_places(terms, facts.tree, files, below)
     digests = carrying.digests(facts.tree, files, meanwhile)
     return terms, there.judge(terms, draft.encode(facts, transaction), digests, meanwhile)
 
@@ -181,7 +195,7 @@ def _make_spool(spool: Path, request: MigrateRequest) -> None:
             tidying.tidy(spool)
 
 
-def _terms(request: MigrateRequest, transaction: str, coming: tuple[Directory, ...]) -> Terms:
+def _terms(request: MigrateRequest, transaction: str) -> Terms:
     name = f"{os.uname().nodename}-{request.pid}-{transaction[:8]}"
     return Terms(
         transaction=transaction,
@@ -196,7 +210,6 @@ def _terms(request: MigrateRequest, transaction: str, coming: tuple[Directory, .
         huge_pages=request.huge_pages,
         readiness=request.readiness,
         hooks=request.hooks_there,
-        directories=coming,
     )
 
 

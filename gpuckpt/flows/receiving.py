@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuckpt import checks
-from gpuckpt.flows import carrying, gather, hooks, tidying
+from gpuckpt.flows import carrying, gather, ground, hooks, tidying
 from gpuckpt.flows import restore as restoring
 from gpuckpt.flows.interruption import Interruption
 from gpuckpt.flows.machine import this_machine
@@ -60,7 +60,7 @@ class Copy(threading.Thread):
     def __init__(self, request: RestoreRequest, terms: Terms) -> None:
         super().__init__(name="copy", daemon=True)
         self.transaction, self.terms = terms.transaction, terms
-        self.interruption = Interruption(None)
+        self.interruption, self.ground = Interruption(None), ground.Ground()
         self.report: Report | None = None
         """How it ended."""
         self.stands_ready, self.runs, self.over = threading.Event(), threading.Event(), threading.Event()
@@ -69,16 +69,19 @@ class Copy(threading.Thread):
 
     def run(self) -> None:
         """Bring it up, wait, let it run, look at it."""
-        made: list[str] = []
         try:
-            made += carrying.make(self.terms.directories)
+            self.ground.make(self.terms)
             self.report = reported("restore", self._restore)
+        except OSError as error:
+            failed = RestoreFailed(f"{error.filename} cannot be made: {error.strerror}", "look at what is there")
+            self.report = Report("restore", "failed", "untouched", error=failed)
         except Exception as error:  # noqa: BLE001 - the other side must hear of it, and resume its own
             failed = RestoreFailed(f"{type(error).__name__}: {error}", "this is a bug in gpuckpt")
             self.report = Report("restore", "failed", "untouched", error=failed)
         finally:
             if not self.runs.is_set():
-                carrying.unmake(made)
+                self.ground.take_back()
+            ground.tidy()
             self.over.set()
 
     def _restore(self) -> Report:
@@ -87,12 +90,14 @@ class Copy(threading.Thread):
 
     def ready(self) -> None:
         """It stands ready: wait for `go`."""
+        self.ground.set_times()
         self.stands_ready.set()
         while not self.may_run.wait(LOOK_SECONDS):
             self.interruption.check()
 
     def running(self) -> None:
         """It runs."""
+        self.ground.keep()
         self.runs.set()
 
     def end(self) -> None:
@@ -131,7 +136,7 @@ class Receiver:
         here = carrying.as_if_made(facts.files_here, terms.directories)
         facts = replace(facts, files_here=here, contents=contents)
         judged = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
-        findings = hooks.before_it(judged, "restore", request.hooks)
+        findings = (*hooks.before_it(judged, "restore", request.hooks), *carrying.room(draft, request.image.parent))
         told = {
             "findings": to_json(findings),
             "place": str(request.image),
@@ -162,9 +167,11 @@ class Receiver:
 
     def _watch(self, _header: dict[str, Any], _payload: memoryview) -> Answer:
         self._while_the_link_lasts(lambda copy: copy.over.is_set())
-        report = self._the_copy().report
-        assert report is not None  # noqa: S101 - it is over
-        return {}, json.dumps(report.to_json()).encode()
+        copy = self._the_copy()
+        assert copy.report is not None  # noqa: S101 - it is over
+        told = copy.report.to_json()
+        told["data"] = {**told["data"], "notes": [*(told["data"].get("notes") or ()), *copy.ground.notes]}
+        return {}, json.dumps(told).encode()
 
     def _verdict(self, header: dict[str, Any], _payload: memoryview) -> Answer:
         return {"verdict": _verdict(header["transaction"])}, b""
@@ -265,7 +272,8 @@ def _request(terms: Terms) -> RestoreRequest:
 def _place(terms: Terms) -> Path:
     if "/" in terms.name or terms.name in ("", ".", "..") or not decision.NAME.fullmatch(terms.transaction):
         raise ValueError(terms.name)
-    paths = (*terms.stdio.values(), *(one.path for one in terms.directories))
+    made = (*(one.path for one in terms.directories), *(one.path for one in terms.links))
+    paths = (*terms.stdio.values(), *made)
     if any(not path.startswith("/") or ".." in path.split("/") or "\0" in path for path in paths):
         raise ValueError(paths)
     return Path(terms.directory or INCOMING_PLACE).expanduser().absolute() / terms.name

@@ -32,6 +32,17 @@ class Directory:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link that goes along."""
+
+    path: str
+    target: str
+    uid: int
+    gid: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class Terms:
     """How the job shall come up on the other host. Paths are the other host's."""
 
@@ -55,3 +66,5 @@ class Terms:
     """The directory, beside the image's, of one that was sent before; it goes when this one has arrived."""
     directories: tuple[Directory, ...] = ()
     """Made there where they are missing."""
+    links: tuple[Link, ...] = ()
+    """As `directories`."""

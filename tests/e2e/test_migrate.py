@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -304,6 +305,60 @@ def test_files_are_compared_there_and_go_along_where_they_differ(two_hosts):
     acts = {one["path"]: one for one in answer.report["data"]["files"]}
     assert acts["/srv/data"]["act"] == acts[LOG]["act"] == "replace"
     assert b.outside(acts[LOG]["kept_as"]).read_text() == "another's\n"
+
+
+def test_a_working_directory_goes_along_with_all_below_it(two_hosts):
+    a, b = two_hosts.a, two_hosts.b
+    here, there = a.outside("/srv/app"), b.outside("/srv/app")
+    (here / "data/empty").mkdir(parents=True)
+    (here / "data/one").write_text("content")
+    (here / "data/two").hardlink_to(here / "data/one")
+    (here / "data/other").symlink_to("/etc/nowhere")
+    (here / "outside").symlink_to("/usr")
+    os.mkfifo(here / "fifo")
+    os.chown(here / "data/one", 1234, 1235)
+    (here / "data/one").chmod(0o640)
+    for one in (here / "data/one", here / "data/empty", here / "data", here):
+        os.utime(one, (1_000_000_000, 1_000_000_000))
+    pid = a.daemon("env", "--chdir=/srv/app", sys.executable, PROGRAMS / "counter.py", LOG, 5)
+    wait_for_count(a.outside(LOG), 3)
+    plan = migrate(two_hosts, pid, "--carry-files", "all", "--dry-run")
+    figures = {"path": "/srv/app", "files": 2, "directories": 2, "links": 2, "bytes": 14, "left": 1}
+    assert plan.report["data"]["working_directories"] == [figures], explain(plan)
+    assert "/srv/app: 2 files" in says(plan, "working-directories")
+
+    b.run("mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", "/srv")
+    (here / "data/large").write_bytes(bytes(range(256)) * 400)
+    answer = migrate(two_hosts, pid, "--carry-files", "all", to="b:/dev/shm")
+    assert refused(answer) == "files-room" and "needed" in answer.error["message"], explain(answer)
+    b.run("umount", "/srv")
+    (here / "data/large").unlink()
+    os.utime(here / "data", (1_000_000_000, 1_000_000_000))
+
+    # Its far side is killed before the copy runs: what it made goes with the next one.
+    main = a.start_gpuckpt(
+        *("migrate", "--tree", pid, "b", *two_hosts.reach, *SETTLE, "--carry-files", "all"),
+        *("--pre-restore", "test -d /srv/app/data/empty && touch /srv/made && sleep 60"),
+    )
+    wait_for(b.outside("/srv/made").exists, "the copy is about to come up")
+    for number in b.serving():
+        os.kill(number, signal.SIGKILL)
+    said, errors = main.communicate(timeout=200)
+    assert json.loads(said)["process"] == "running", (said, errors)
+    assert (there / "data/empty").exists()
+    answer = migrate(two_hosts, pid, "--pre-restore", "exit 1")
+    assert (answer.status, answer.report["process"]) == (30, "running"), explain(answer)
+    assert "--pre-restore" in answer.error["message"]
+    assert not there.exists()
+
+    answer = moved(two_hosts, pid, "--carry-files", "all")
+    assert (there / "data/one").samefile(there / "data/two")
+    seen = (there / "data/one").stat()
+    assert (seen.st_uid, seen.st_gid, seen.st_mode & 0o7777, seen.st_mtime) == (1234, 1235, 0o640, 1_000_000_000)
+    assert {one.stat().st_mtime for one in (there / "data/empty", there / "data", there)} == {1_000_000_000}
+    assert os.readlink(there / "data/other") == "/etc/nowhere"
+    assert sorted(one.name for one in there.iterdir()) == ["data", "outside"]
+    assert not list(Path("/var/lib/gpuckpt/incoming").glob("*.made"))
 
 
 LIBRARY = next(one for one in map(Path, ("/lib/x86_64-linux-gnu/libz.so.1", "/usr/lib64/libz.so.1")) if one.exists())
