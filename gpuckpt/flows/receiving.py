@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,6 +30,8 @@ from gpuckpt.flows.interruption import Interruption
 from gpuckpt.flows.machine import this_machine
 from gpuckpt.flows.places import require_places
 from gpuckpt.flows.reporting import reported
+from gpuckpt.images import warmframes
+from gpuckpt.images.warmframes import WarmFrames
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import GpuckptError, MachineLacks, Refused, RestoreFailed
 from gpuckpt.model.jsonform import from_json, to_json
@@ -44,6 +46,9 @@ from gpuckpt.system.links import LinkLost
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpuckpt.images.framesource import FrameSource
+    from gpuckpt.images.packindex import Index
+    from gpuckpt.images.warmframes import Warm
     from gpuckpt.stores.serving import Answer, Handler
     from gpuckpt.system.links import Link
 
@@ -57,7 +62,7 @@ DISCARD_SECONDS = 10.0
 class Copy(threading.Thread):
     """The restore of a copy, which stops where it could let it run. A Departure."""
 
-    def __init__(self, request: RestoreRequest, terms: Terms) -> None:
+    def __init__(self, request: RestoreRequest, terms: Terms, warm: Warm) -> None:
         super().__init__(name="copy", daemon=True)
         self.transaction, self.terms = terms.transaction, terms
         self.interruption, self.ground = Interruption(None), ground.Ground()
@@ -65,7 +70,9 @@ class Copy(threading.Thread):
         """How it ended."""
         self.stands_ready, self.runs, self.over = threading.Event(), threading.Event(), threading.Event()
         self.may_run = threading.Event()
-        self._request = request
+        self.decided = threading.Event()
+        """It stands ready, or it is over."""
+        self._request, self._warm = request, warm
 
     def run(self) -> None:
         """Bring it up, wait, let it run, look at it."""
@@ -83,15 +90,21 @@ class Copy(threading.Thread):
                 self.ground.take_back()
             ground.tidy()
             self.over.set()
+            self.decided.set()
 
     def _restore(self) -> Report:
         limits.require_descriptors()
         return restoring.restore(self._request, this_machine(lambda _event: None), self.interruption, self)
 
+    def frames(self, source: FrameSource, index: Index) -> FrameSource:
+        """With those of the image that was sent before."""
+        return WarmFrames(source, index, self._warm)
+
     def ready(self) -> None:
         """It stands ready: wait for `go`."""
         self.ground.set_times()
         self.stands_ready.set()
+        self.decided.set()
         while not self.may_run.wait(LOOK_SECONDS):
             self.interruption.check()
 
@@ -99,6 +112,7 @@ class Copy(threading.Thread):
         """It runs."""
         self.ground.keep()
         self.runs.set()
+        self._warm.clear()  # it takes a moment to give that back
 
     def end(self) -> None:
         """The other side has gone: what does not run yet never will."""
@@ -112,6 +126,7 @@ class Receiver:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._copy: Copy | None = None
+        self._warmed: Warm = {}
         self._handlers: dict[str, Handler] = {name: getattr(self, f"_{name}") for name in QUESTIONS}
 
     def answer(self, header: dict[str, Any], payload: memoryview) -> Answer:
@@ -144,15 +159,26 @@ class Receiver:
         }
         return {}, json.dumps(told).encode()
 
+    def _warm(self, header: dict[str, Any], _payload: memoryview) -> Answer:
+        """Before the job stands still: unpack the image that was sent before, where there is memory for that too."""
+        terms = from_json(Terms, header["terms"])
+        image = directory.open_image(_place(replace(terms, name=terms.seed)))
+        try:
+            room = gather.free_memory_bytes() // 2 - image.manifest.bytes_raw
+            self._warmed = self._at_length(lambda: warmframes.warm(image.part("packs"), room, self._require_link))
+        finally:
+            image.close()
+        return {"bytes": sum(size for _, size in self._warmed)}, b""
+
     def _prepare(self, header: dict[str, Any], _payload: memoryview) -> Answer:
         if self._copy is not None:
             raise Refused("this connection has a copy already", "use another one")
         terms = from_json(Terms, header["terms"])
         decision.forget_old()
         tidying.tidy(Path(INCOMING_PLACE))
-        self._copy = Copy(_request(terms), terms)
+        self._copy = Copy(_request(terms), terms, self._warmed)
         self._copy.start()
-        self._while_the_link_lasts(lambda copy: copy.stands_ready.is_set() or copy.over.is_set())
+        self._until(self._copy.decided.wait)
         if self._copy.stands_ready.is_set() and not self._copy.over.is_set():
             return {"ready": True}, b""
         raise self._failure(self._copy)
@@ -166,8 +192,8 @@ class Receiver:
         return {"verdict": "running" if copy.runs.is_set() else _verdict(copy.transaction)}, b""
 
     def _watch(self, _header: dict[str, Any], _payload: memoryview) -> Answer:
-        self._while_the_link_lasts(lambda copy: copy.over.is_set())
         copy = self._the_copy()
+        self._until(copy.over.wait)
         assert copy.report is not None  # noqa: S101 - it is over
         told = copy.report.to_json()
         told["data"] = {**told["data"], "notes": [*(told["data"].get("notes") or ()), *copy.ground.notes]}
@@ -204,27 +230,24 @@ class Receiver:
             raise Refused("this connection has no copy", "prepare one first")
         return self._copy
 
-    def _while_the_link_lasts(self, done: Callable[[Copy], bool]) -> None:
-        """The end of the connection breaks off what does not run yet."""
-        copy = self._the_copy()
-        self._until(lambda: done(copy))
-
     def _at_length(self, act: Callable[[], T]) -> T:
         """Do what may take long; `act` looks for the end of the connection."""
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(act)
-            self._until(future.done)
+            self._until(lambda seconds: bool(wait([future], seconds).done))
             return future.result()
 
     def _require_link(self) -> None:
         if self._link.has_ended():
             raise LinkLost("the other host has gone")
 
-    def _until(self, done: Callable[[], bool]) -> None:
-        """Wait, and say that work goes on. Raises LinkLost."""
+    def _until(self, done: Callable[[float], bool]) -> None:
+        """Wait, and say that work goes on; `done` waits for so many seconds itself. Raises LinkLost.
+
+        The end of the connection breaks off what does not run yet.
+        """
         said = time.monotonic()
-        while not done():
-            time.sleep(LOOK_SECONDS)
+        while not done(LOOK_SECONDS):
             self._require_link()
             if time.monotonic() - said > WORKING_SECONDS:
                 said = time.monotonic()

@@ -65,7 +65,9 @@ if TYPE_CHECKING:
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
     from gpuckpt.flows.openfiles import FilesInPlace
+    from gpuckpt.images.framesource import FrameSource
     from gpuckpt.images.memory import MemoryPlan
+    from gpuckpt.images.packindex import Index
     from gpuckpt.model.facts import OpenFile, ProcessId, Stdio
     from gpuckpt.model.manifest import CriuOptions, Manifest
     from gpuckpt.model.requests import RestoreRequest
@@ -81,6 +83,9 @@ class Departure(Protocol):
     """In a migration: who says when the tree that stands ready here may run."""
 
     transaction: str
+
+    def frames(self, source: FrameSource, index: Index) -> FrameSource:
+        """The frames of the image, some of which may be here already."""
 
     def ready(self) -> None:
         """It stands ready; returns when it may run. Raises BrokenOff."""
@@ -238,7 +243,7 @@ class RestoreWork:
             self.source.belongs_to(self.run)
             self.enclosing = enclosing.Enclosing(self.facts, self.run)
             self.notes += secretplace.notes(self.source.secret_place, self.run.directory)
-            self.packed = PackedMemory(self.image, self.source.open_frames) if is_packed(self.image) else None
+            self.packed = PackedMemory(self.image, self._open_frames) if is_packed(self.image) else None
             self._put_files_in_place()
             if self.request.wait and checks.needs_terminal(self.manifest.tree):
                 self.relay = PtyRelay()
@@ -274,6 +279,10 @@ class RestoreWork:
                 keep = came_up or runs.came_alive(self.run.directory)
                 self.files_now = self.files.keep() if keep else self.files.take_back()
                 self.files.close()
+
+    def _open_frames(self, index: Index) -> FrameSource:
+        found = self.source.open_frames(index)
+        return found if self.departure is None else self.departure.frames(found, index)
 
     def _put_files_in_place(self) -> None:
         self.files = openfiles.FilesInPlace(

@@ -11,7 +11,7 @@ from gpuckpt.model.requests import Hooks, Readiness
 INCOMING_PLACE = "/var/lib/gpuckpt/incoming"
 """Where, on the other host, images lie that go again when their job runs."""
 
-QUESTIONS = ("judge", "prepare", "go", "watch", "verdict", "finish", "discard", "sample")
+QUESTIONS = ("judge", "warm", "prepare", "go", "watch", "verdict", "finish", "discard", "sample")
 """What the far side of a migration answers, beside what the far side of a push does (flows/receiving.py)."""
 
 Verdict = Literal["running", "ended", "cancelled"]

@@ -215,6 +215,7 @@ def test_what_was_sent_before_is_not_sent_again(two_hosts):
     answer = moved(two_hosts, pid, "--pre-seed", to="b:/srv/images")
     data = answer.report["data"]
     assert data["seed"]["bytes_sent"] > 40_000_000
+    assert data["seed"]["unpacked_bytes"] > 40_000_000
     assert data["bytes_sent"] < 8_000_000
     b.run("kill", "-USR1", pid)
     wait_for(lambda: "SUM" in b.outside(LOG).read_text(), "the job looks at its memory")
