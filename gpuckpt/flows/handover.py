@@ -118,8 +118,8 @@ class MigrateWork(DumpWork):
             self.far = beside(
                 lambda: FarPacks(store, self._place_there, count), lambda: require_going_on(self.interruption)
             )
+        unpacked = self.there.warm(self.terms, lambda: require_going_on(self.interruption))
         if self.seed is not None:
-            unpacked = self.there.warm(self.terms, lambda: require_going_on(self.interruption))
             self.seed.data["unpacked_bytes"] = unpacked
         return super()._prepare(partial)
 

@@ -1,6 +1,7 @@
 """The far side of a migration: judges a job that may come, brings its copy up to where it could run, lets it go.
 
     judge     the draft of a manifest: all restore checks, nothing is touched
+    warm      what can be done before the job stands still: the copy's owner is started, what was sent before unpacked
     prepare   the image that has arrived comes up, held: memory in, GPU restored, no instruction run
     go        the copy runs from here on, unless somebody decided otherwise (owner/decision.py)
     watch     how it does
@@ -39,6 +40,7 @@ from gpuckpt.model.migration import INCOMING_PLACE, QUESTIONS, Terms, Verdict
 from gpuckpt.model.report import Report
 from gpuckpt.model.requests import RestoreRequest
 from gpuckpt.owner import decision, runs
+from gpuckpt.owner.handle import SpareOwner
 from gpuckpt.stores import directory, frames
 from gpuckpt.system import limits, procfs
 from gpuckpt.system.links import LinkLost
@@ -62,7 +64,7 @@ DISCARD_SECONDS = 10.0
 class Copy(threading.Thread):
     """The restore of a copy, which stops where it could let it run. A Departure."""
 
-    def __init__(self, request: RestoreRequest, terms: Terms, warm: Warm) -> None:
+    def __init__(self, request: RestoreRequest, terms: Terms, warm: Warm, spare: SpareOwner | None) -> None:
         super().__init__(name="copy", daemon=True)
         self.transaction, self.terms = terms.transaction, terms
         self.interruption, self.ground = Interruption(None), ground.Ground()
@@ -72,7 +74,7 @@ class Copy(threading.Thread):
         self.may_run = threading.Event()
         self.decided = threading.Event()
         """It stands ready, or it is over."""
-        self._request, self._warm = request, warm
+        self._request, self._warm, self.spare = request, warm, spare
 
     def run(self) -> None:
         """Bring it up, wait, let it run, look at it."""
@@ -112,7 +114,8 @@ class Copy(threading.Thread):
         """It runs."""
         self.ground.keep()
         self.runs.set()
-        self._warm.clear()  # it takes a moment to give that back
+        while self._warm:  # one by one: all at once would hold up the answer to `go`
+            self._warm.popitem()
 
     def end(self) -> None:
         """The other side has gone: what does not run yet never will."""
@@ -127,6 +130,7 @@ class Receiver:
         self._link = link
         self._copy: Copy | None = None
         self._warmed: Warm = {}
+        self._spare: SpareOwner | None = None
         self._handlers: dict[str, Handler] = {name: getattr(self, f"_{name}") for name in QUESTIONS}
 
     def answer(self, header: dict[str, Any], payload: memoryview) -> Answer:
@@ -139,6 +143,8 @@ class Receiver:
             self._copy.end()
             if self._copy.runs.is_set():
                 _put_away(self._copy.terms)
+        if self._spare is not None:
+            self._spare.close()
 
     def _judge(self, header: dict[str, Any], payload: memoryview) -> Answer:
         terms = from_json(Terms, header["terms"])
@@ -160,8 +166,12 @@ class Receiver:
         return {}, json.dumps(told).encode()
 
     def _warm(self, header: dict[str, Any], _payload: memoryview) -> Answer:
-        """Before the job stands still: unpack the image that was sent before, where there is memory for that too."""
+        """While the job still runs: start an owner, and unpack the image that was sent before if there is room."""
         terms = from_json(Terms, header["terms"])
+        if self._spare is None:
+            self._spare = SpareOwner()
+        if not terms.seed:
+            return {"bytes": 0}, b""
         image = directory.open_image(_place(replace(terms, name=terms.seed)))
         try:
             room = gather.free_memory_bytes() // 2 - image.manifest.bytes_raw
@@ -176,7 +186,7 @@ class Receiver:
         terms = from_json(Terms, header["terms"])
         decision.forget_old()
         tidying.tidy(Path(INCOMING_PLACE))
-        self._copy = Copy(_request(terms), terms, self._warmed)
+        self._copy = Copy(_request(terms), terms, self._warmed, self._spare)
         self._copy.start()
         self._until(self._copy.decided.wait)
         if self._copy.stands_ready.is_set() and not self._copy.over.is_set():

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from gpuckpt.model.facts import OpenFile, ProcessId, Stdio
     from gpuckpt.model.manifest import CriuOptions, Manifest
     from gpuckpt.model.requests import RestoreRequest
+    from gpuckpt.owner.handle import SpareOwner
     from gpuckpt.owner.runs import Run
     from gpuckpt.stores.directory import Image
 
@@ -83,6 +84,8 @@ class Departure(Protocol):
     """In a migration: who says when the tree that stands ready here may run."""
 
     transaction: str
+    spare: SpareOwner | None
+    """An owner that is there already."""
 
     def frames(self, source: FrameSource, index: Index) -> FrameSource:
         """The frames of the image, some of which may be here already."""
@@ -251,7 +254,8 @@ class RestoreWork:
                 # Copies: the owner's own descriptors 0-2 are others, and CRIU's too.
                 self.streams = {number: os.dup(number) for number in (0, 1, 2)}
             masters = (self.relay.master,) if self.relay is not None else ()
-            with OwnerHandle(self.run, pass_fds=(*self.streams.values(), *masters)) as owner:
+            spare = self.departure.spare if self.departure is not None else None
+            with OwnerHandle(self.run, pass_fds=(*self.streams.values(), *masters), spare=spare) as owner:
                 try:
                     said = self._build(owner)
                     came_up = True

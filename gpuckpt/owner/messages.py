@@ -194,6 +194,10 @@ def order_from_json(message: dict[str, Any]) -> Order:
     return from_json(ORDERS[message["kind"]], message["order"])
 
 
+JOIN = b"\0"
+"""What a spare owner is sent first, with the lock and the log of its run; their directory follows as a message."""
+
+
 class Channel:
     """One end of the conversation."""
 
