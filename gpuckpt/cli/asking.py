@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from gpuckpt.cli import options
 from gpuckpt.cli.grouping import grouped
 from gpuckpt.model.errors import UsageError
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable
