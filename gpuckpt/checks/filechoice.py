@@ -43,7 +43,7 @@ def chosen_files(request: DumpRequest, tree: Tree) -> Choice:
 
 
 def _asked(request: DumpRequest, tree: Tree) -> Choice:
-    wanted = [file for file in _candidates(tree) if any(_means(word, file) for word in request.capture_files)]
+    wanted = [file for file in _candidates(tree) if any(means(word, file) for word in request.capture_files)]
     if not request.capture_code:
         wanted = [file for file in wanted if not _is_code(file) and file.build_id is None]
     return Choice(tuple(file for file in wanted if _can_be_captured(file)), asked=True)
@@ -61,7 +61,8 @@ def _within_limit(files: list[OpenFile]) -> Choice:
     return Choice(tuple(sorted(taken, key=lambda file: file.path)), asked=False, left=left)
 
 
-def _means(word: str, file: OpenFile) -> bool:
+def means(word: str, file: OpenFile) -> bool:
+    """Whether a word of --capture-files or --carry-files names this file."""
     if word == "none":
         return False
     if word == "writable":
@@ -141,7 +142,7 @@ def _capture(facts: DumpFacts) -> Judgement | None:
 def _why_idle(word: str, facts: DumpFacts) -> str:
     """Why a path or pattern names nothing that can be saved; '' where it does."""
     tree = facts.tree
-    meant = [file for file in tree.files if _means(word, file)]
+    meant = [file for file in tree.files if means(word, file)]
     regular = [file for file in meant if file in _candidates(tree)]
     if any(_can_be_captured(file) for file in regular):
         if facts.request.capture_code or any(not _is_code(file) and file.build_id is None for file in regular):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpuckpt.cli import options
+from gpuckpt.cli.asking import Asked, require_one, with_tree
 from gpuckpt.cli.completing import complete_capture, complete_image
 from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.session import carry_out
@@ -19,24 +20,12 @@ if TYPE_CHECKING:
     from gpuckpt.model.requests import DumpRequest, Into, Reach
 
 
+@with_tree
 def dump(
     image: options.Image = None,
     *,
-    tree: options.Tree = None,
-    pid_file: options.PidFile = None,
-    unit: options.Unit = None,
+    asked: Asked,
     leave_running: Annotated[bool, typer.Option("--leave-running", help="Keep the tree going afterwards.")] = False,
-    tcp: Annotated[
-        Literal["refuse", "keep", "close"],
-        typer.Option("--tcp", metavar="refuse|keep|close", help="What to do about connections that leave the tree."),
-    ] = "refuse",
-    huge_pages: options.HugePages = False,
-    dry_run: options.DryRun = False,
-    allow: options.Allow = None,
-    keep_argv: options.KeepArgv = False,
-    timeout: options.Timeout = None,
-    lock_timeout: options.LockTimeout = 60.0,
-    settle: options.Settle = 3.0,
     base: Annotated[
         str | None,
         typer.Option(
@@ -75,18 +64,9 @@ def dump(
             help="Sign the image with this OpenSSH key: a private one, or a public one whose other half an agent has.",
         ),
     ] = None,
-    level: options.Level = "-1",
-    workers: options.Workers = None,
     plain: Annotated[
         bool, typer.Option("--plain", help="Let CRIU write the image itself: slower, and not compressed.")
     ] = False,
-    pre_dump: Annotated[
-        str | None, options.hook("pre-dump", "Run this first, with /bin/sh -c; if it fails, nothing is touched.")
-    ] = None,
-    post_dump: Annotated[
-        str | None, options.hook("post-dump", "Run this last, whatever came of the dump; it is told what.")
-    ] = None,
-    hook_timeout: options.HookTimeout = 60.0,
     into: Annotated[
         str | None,
         typer.Option(
@@ -151,8 +131,6 @@ def dump(
     ] = None,
     remote_command: options.RemoteCommand = None,
     ssh_config: options.SshConfig = None,
-    metrics_file: options.MetricsFile = None,
-    force_program: options.ForceProgram = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -162,7 +140,6 @@ def dump(
     The tree ends when the image is complete and safe on disk, as with `criu dump`; --leave-running keeps
     it going. If anything fails before that, the tree runs on.
     """
-    _require_one("which process is meant", {"--tree": tree, "--pid-file": pid_file, "--unit": unit})
     series = _series(
         into,
         name=name,
@@ -173,7 +150,7 @@ def dump(
         full_every=full_every,
         push=_reach(push, ssh_config, remote_command),
     )
-    _require_one("where the image goes", {"IMAGE": image, "--into": into})
+    require_one("where the image goes", {"IMAGE": image, "--into": into})
     if series is not None and base is not None:
         raise UsageError("--base and --into are both given", "a series takes its newest image; leave --base out")
     if plain and encrypt_to:
@@ -184,41 +161,19 @@ def dump(
     from gpuckpt.model.requests import DumpRequest  # noqa: PLC0415  --help and TAB need no request
 
     request = DumpRequest(
-        pid=tree or 0,
+        **asked.as_request(),
         image=options.absolute(image) if series is None else series.directory,
         leave_running=leave_running,
-        tcp=tcp,
-        dry_run=dry_run,
-        allow=options.check_ids(allow),
-        keep_argv=keep_argv,
-        timeout_seconds=timeout,
-        lock_timeout_seconds=lock_timeout,
-        settle_seconds=settle,
-        force_program=force_program,
         plain=plain,
-        huge_pages=huge_pages,
-        level=None if level == "none" else int(level),
-        workers=workers,
         base=options.absolute(base) if base is not None else None,
         capture_files=options.captured_files(capture_files),
-        hooks=options.hooks(pre_dump, post_dump, hook_timeout),
         into=series,
-        pid_file=None if pid_file is None else options.absolute(pid_file),
-        unit=unit,
-        metrics_file=None if metrics_file is None else options.absolute(metrics_file),
         encrypt_to=tuple(encrypt_to or ()),
         identity=None if identity is None else options.absolute(identity),
         sign_key=None if sign_key is None else options.absolute(sign_key),
     )
-    manner = Manner(as_json, quiet, verbose, dry_run, one_line=series is not None)
+    manner = Manner(as_json, quiet, verbose, asked.dry_run, one_line=series is not None)
     return carry_out(manner, lambda listener: _run(request, listener), "dump")
-
-
-def _require_one(what: str, given: dict[str, object]) -> None:
-    named = [option for option, value in given.items() if value is not None]
-    if len(named) != 1:
-        why = f"{' and '.join(named)} are both given" if named else f"nothing says {what}"
-        raise UsageError(why, f"name one of {', '.join(given)}")
 
 
 def _series(  # the options that only a series has

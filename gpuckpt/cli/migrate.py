@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gpuckpt.cli import completing, options
+from gpuckpt.cli.asking import Asked, with_tree
 from gpuckpt.cli.completing import complete_capture, complete_image
 from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.reaching import TO_CARRY, Ways, with_ways
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gpuckpt.model.requests import MigrateRequest
 
 
+@with_tree
 @with_ways(TO_CARRY)
 def migrate(
     context: typer.Context,
@@ -35,7 +37,7 @@ def migrate(
         ),
     ],
     *,
-    tree: options.TheTree,
+    asked: Asked,
     stdin: Annotated[
         str | None, typer.Option("--stdin", metavar="FILE", help=f"The tree's stdin comes from FILE, {THERE}.")
     ] = None,
@@ -45,10 +47,6 @@ def migrate(
     stderr: Annotated[
         str | None, typer.Option("--stderr", metavar="FILE", help=f"The tree's stderr goes to FILE, {THERE}.")
     ] = None,
-    tcp: Annotated[
-        Literal["refuse", "keep", "close"],
-        typer.Option("--tcp", metavar="refuse|keep|close", help="What to do about connections that leave the tree."),
-    ] = "refuse",
     gpu: Annotated[
         list[str] | None,
         typer.Option("--gpu", metavar="OLD=NEW", help="Put what is on GPU OLD here on GPU NEW there. May be repeated."),
@@ -59,7 +57,8 @@ def migrate(
             "--carry-files",
             metavar="writable|all|none|GLOB",
             autocompletion=complete_capture,
-            help="Open files that go along if they are missing there or differ (default: writable). May be repeated.",
+            help="Files that go along if they are missing there or differ: open ones, and those below working "
+            "directories (default: writable, open for writing). May be repeated.",
         ),
     ] = None,
     pre_seed: Annotated[
@@ -78,21 +77,20 @@ def migrate(
             help="Keep the image here too, as this directory. It must not exist.",
         ),
     ] = None,
-    huge_pages: options.HugePages = False,
-    dry_run: options.DryRun = False,
-    allow: options.Allow = None,
-    keep_argv: options.KeepArgv = False,
-    timeout: options.Timeout = None,
-    lock_timeout: options.LockTimeout = 60.0,
-    settle: options.Settle = 3.0,
-    level: options.Level = "-1",
-    workers: options.Workers = None,
+    pre_restore: Annotated[
+        str | None,
+        options.hook(
+            "pre-restore", "Run this on the other host before the tree comes up there; if it fails, none does."
+        ),
+    ] = None,
+    post_restore: Annotated[
+        str | None, options.hook("post-restore", "Run this last on the other host, whatever came of it there.")
+    ] = None,
     ready_cmd: ReadyCmd = None,
     ready_http: ReadyHttp = None,
     ready_tcp: ReadyTcp = None,
     ready_timeout: ReadyTimeout = 60.0,
     ways: Ways,
-    force_program: options.ForceProgram = False,
     as_json: options.Json = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -110,7 +108,7 @@ def migrate(
     from gpuckpt.model.requests import MigrateRequest  # noqa: PLC0415  --help and TAB need no request
 
     request = MigrateRequest(
-        pid=tree,
+        **asked.as_request(),
         reach=ways.reach(where),
         keep_image=None if keep_image is None else options.absolute(keep_image),
         stdio={
@@ -119,22 +117,13 @@ def migrate(
             if path is not None
         },
         gpu_map=options.gpu_map(gpu),
-        tcp=tcp,
         pre_seed=pre_seed,
         carry_files=options.captured_files(carry_files) or ("writable",),
-        dry_run=dry_run,
-        allow=options.check_ids(allow),
-        keep_argv=keep_argv,
-        timeout_seconds=timeout,
-        lock_timeout_seconds=lock_timeout,
-        settle_seconds=settle,
-        force_program=force_program,
-        huge_pages=huge_pages,
-        level=None if level == "none" else int(level),
-        workers=workers,
+        hooks_there=options.hooks(pre_restore, post_restore, asked.hook_timeout),
         readiness=options.readiness(ready_cmd, ready_http, ready_tcp, ready_timeout, None),
     )
-    return carry_out(Manner(as_json, quiet, verbose, dry_run), lambda listener: _run(request, listener), "migrating")
+    manner = Manner(as_json, quiet, verbose, asked.dry_run)
+    return carry_out(manner, lambda listener: _run(request, listener), "migrating")
 
 
 def _refuse_to_keep_in_clear(context: typer.Context, kept_by: str) -> None:

@@ -376,12 +376,6 @@ Tree = Annotated[
         help="The process at the root of the tree.",
     ),
 ]
-TheTree = Annotated[
-    int,
-    typer.Option(
-        "--tree", metavar="PID", parser=pid, autocompletion=complete_pid, help="The process at the root of the tree."
-    ),
-]
 PidFile = Annotated[
     str | None,
     typer.Option(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpuckpt.cli import options
+from gpuckpt.cli.grouping import grouped
 from gpuckpt.model.errors import UsageError
 from gpuckpt.model.location import Location
 from gpuckpt.model.records import dataclass
@@ -45,25 +45,5 @@ class Ways:
 
 
 def with_ways(shared: dict[str, Any]) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Give a command the shared options in the place of its parameter `ways`, which takes them together."""
-
-    def decorate(command: Callable[..., int]) -> Callable[..., int]:
-        def called(**given: Any) -> int:
-            ways = Ways(**{name: given.pop(name) for name in shared})
-            return command(**given, ways=ways)
-
-        told: list[inspect.Parameter] = []
-        # Not typing.get_type_hints: Python 3.10 hides an Annotated whose default is None in an Optional.
-        for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
-            told += [_option(option, hint) for option, hint in shared.items()] if name == "ways" else [parameter]
-        called.__name__, called.__doc__, called.__module__ = command.__name__, command.__doc__, command.__module__
-        # Where Typer looks for what a command takes.
-        called.__signature__ = inspect.Signature(told)  # type: ignore[attr-defined]
-        called.__annotations__ = {one.name: one.annotation for one in told}
-        return called
-
-    return decorate
-
-
-def _option(name: str, hint: Any) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hint)
+    """Give a command the shared options in the place of its parameter `ways`."""
+    return grouped("ways", {name: (hint, None) for name, hint in shared.items()}, Ways)

@@ -5,19 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+from gpuckpt.checks.check import listing, size
 from gpuckpt.checks.filechoice import KERNEL, writes
 from gpuckpt.checks.gpu_restore import is_driver_library
+from gpuckpt.flows import gather
 from gpuckpt.model.facts import OpenFile
 from gpuckpt.model.migration import Directory
+from gpuckpt.model.report import Finding
 from gpuckpt.stores import directory as images
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from gpuckpt.flows.workdirs import Below
     from gpuckpt.model.facts import Tree
+    from gpuckpt.model.manifest import Manifest
+    from gpuckpt.model.migration import Terms
 
 
 def digests(tree: Tree, carried: Iterable[OpenFile], going_on: Callable[[], None]) -> dict[str, str]:
@@ -49,10 +56,18 @@ def compare(digests_there: Mapping[str, str], going_on: Callable[[], None]) -> d
     return found
 
 
-def directories(tree: Tree, carried: Iterable[OpenFile]) -> tuple[Directory, ...]:
+def with_places(terms: Terms, tree: Tree, carried: Iterable[OpenFile], below: Sequence[Below]) -> Terms:
+    """The terms with the directories and links that go along."""
+    links = tuple(link for one in below for link in one.links)
+    inner = {path for one in below for path in one.directories}
+    inner |= {str(PurePosixPath(link.path).parent) for link in links}
+    return replace(terms, directories=_directories(tree, carried, inner), links=links)
+
+
+def _directories(tree: Tree, carried: Iterable[OpenFile], inner: set[str]) -> tuple[Directory, ...]:
     """The directories that the tree has open or works in, and those of carried files, with all above them."""
     wanted = {file.path for file in tree.files if stat.S_ISDIR(file.mode) and not file.deleted}
-    wanted |= {str(PurePosixPath(file.path).parent) for file in carried}
+    wanted |= {str(PurePosixPath(file.path).parent) for file in carried} | inner
     every = {str(one) for path in wanted for one in (PurePosixPath(path), *PurePosixPath(path).parents)}
     seen = (_seen(path) for path in sorted(every) if not f"{path}/".startswith(KERNEL))
     return tuple(one for one in seen if one is not None)
@@ -80,27 +95,40 @@ def as_if_made(here: Mapping[str, OpenFile | None], coming: Sequence[Directory])
     return {**here, **{path: found for path, found in made.items() if path in here}}
 
 
-def make(coming: Sequence[Directory]) -> list[str]:
-    """Make those that are missing, with their mode and owner; returns them, outer ones first. Raises OSError.
+def room(draft: Manifest, image_parent: Path) -> tuple[Finding, ...]:
+    """Whether the files that will be put in place here fit, beside the image where it lies on the same disk.
 
-    No link is followed to make one: its parent is either there as it was judged, or was made just now.
+    A file that has the same size here may be the same: that is known when its bytes are here.
     """
-    made: list[str] = []
-    try:
-        for one in sorted(coming, key=lambda one: one.path):
-            if not os.path.lexists(one.path):
-                os.mkdir(one.path, 0o700)  # noqa: PTH102 - a path as text
-                made.append(one.path)
-                os.chown(one.path, one.uid, one.gid, follow_symlinks=False)
-                os.chmod(one.path, one.mode)  # noqa: PTH101 - just made
-    except BaseException:
-        unmake(made)
-        raise
-    return made
-
-
-def unmake(made: Sequence[str]) -> None:
-    """Remove directories that were made and are still empty."""
-    for path in reversed(made):
+    taken = {file.path: file.blocks_bytes for file in draft.tree.files}
+    sizes = {one.path: one.size for one in draft.parts}
+    needs: dict[int, int] = {}
+    places: dict[int, Path] = {}
+    for captured in draft.captured:
         with contextlib.suppress(OSError):
-            os.rmdir(path)  # noqa: PTH106 - a path as text
+            if os.lstat(captured.path).st_size == sizes[captured.part]:
+                continue
+        place = _nearest(captured.path)
+        device = place.stat().st_dev
+        places.setdefault(device, place)
+        needs[device] = needs.get(device, 0) + taken.get(captured.path, 0)
+    for device in needs.keys() & {_nearest(str(image_parent / "image")).stat().st_dev}:
+        needs[device] *= 2
+    if not needs:
+        return ()
+    free = {device: gather.free_bytes(place) for device, place in places.items()}
+    short = [
+        f"{size(left)} free in {places[device]}, {size(needs[device])} needed"
+        for device, left in free.items()
+        if left is not None and left < needs[device]
+    ]
+    expected = "room for the files that go along"
+    if not short:
+        return (Finding("files-room", "pass", "block", expected, size(sum(needs.values()))),)
+    hint = "make room there, or let fewer files go along: --carry-files GLOB"
+    return (Finding("files-room", "fail", "block", expected, listing(short), hint),)
+
+
+def _nearest(path: str) -> Path:
+    """The nearest directory above it that exists."""
+    return next(one for one in Path(path).parents if one.is_dir())

@@ -21,6 +21,7 @@ from gpuckpt.system.ssh_failures import NotReached
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpuckpt.checks.facts import DumpFacts
     from gpuckpt.model.requests import Reach
 
     T = TypeVar("T")
@@ -114,6 +115,17 @@ class Destination:
         except (ValueError, TypeError, KeyError, RecursionError, FormError):
             raise TransferFailed(f"{self.where} tells nothing that can be read", "do not trust it") from None
 
+    def warm(self, terms: Terms, meanwhile: Callable[[], None]) -> int:
+        """The image that was sent before is unpacked into memory there; returns how many bytes of it were.
+
+        Where that fails nothing is lost but time: it is unpacked when it is needed. Raises what `meanwhile` raises.
+        """
+        question = {"do": "warm", "terms": to_json(terms)}
+        try:
+            return int(beside(lambda: self.store.question(question).header["bytes"], meanwhile))
+        except (LinkLost, GpuckptError, KeyError, TypeError, ValueError):
+            return 0
+
     def prepare(self, terms: Terms, meanwhile: Callable[[], None]) -> None:
         """The copy comes up there, held. Raises GpuckptError, and what `meanwhile` raises: then it ends there."""
         try:
@@ -202,6 +214,17 @@ class Destination:
     def close(self) -> None:
         """End the connection: a copy that does not run yet ends there."""
         self.store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Both hosts as they were seen, and what the checks say of them."""
+
+    facts: DumpFacts
+    there: Destination
+    terms: Terms
+    findings: tuple[Finding, ...]
+    plan: dict[str, Any]
 
 
 def _gpuckpt_of(reach: Reach, meanwhile: Callable[[], None]) -> SshStore:

@@ -17,7 +17,7 @@ from gpuckpt.model.manifest import OPEN, CapturedFile, CudaSuspension, Manifest,
 if TYPE_CHECKING:
     from gpuckpt.checks.facts import DumpFacts
     from gpuckpt.flows.destination import Judged
-    from gpuckpt.model.facts import OpenFile, Tree
+    from gpuckpt.model.facts import OpenFile
     from gpuckpt.model.report import Finding
 
 
@@ -76,9 +76,9 @@ def room(facts: DumpFacts, judged: Judged, where: str) -> tuple[Finding, ...]:
     return () if finding is None else (replace(finding, found=f"on {where}: {finding.found}"),)
 
 
-def estimate(tree: Tree, bytes_per_second: float) -> dict[str, Any]:
+def estimate(facts: DumpFacts, bytes_per_second: float) -> dict[str, Any]:
     """What --dry-run says: bytes of the image before compression, and seconds, all of it roughly."""
-    size = estimate_bytes(tree)
+    size = estimate_bytes(facts.tree) + sum(file.size for file in carried(facts))
     transfer = size / bytes_per_second
     return {
         "image_bytes": size,

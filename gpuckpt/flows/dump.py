@@ -305,12 +305,15 @@ class DumpWork:
             self.way.abort()
             hear(owner, (), self.machine)
         self.way.complete(self.interruption.check)
-        tree = gather.tree_at_rest(self.facts.tree, keep_argv=self.request.keep_argv)
+        tree = self._tree_at_rest()
         self.interruption.check()
         saved = captured_files.save_link_remaps(partial.criu, partial.files, captured_files.deleted_files(tree))
         self._judge_again(tree)
         files = self._save_files(tree, partial)
         return Capture(partial, said, saved, files, tree)
+
+    def _tree_at_rest(self) -> Tree:
+        return gather.tree_at_rest(self.facts.tree, keep_argv=self.request.keep_argv)
 
     def _save_files(self, tree: Tree, partial: PartialImage) -> SavedFiles:
         files = openfiles.save(self.request, tree, partial.files, self.interruption.check)

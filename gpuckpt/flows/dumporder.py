@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING, Any
 
+from gpuckpt.checks.facts import address_of, outside_connections
+from gpuckpt.flows.gather import LOOPBACK
 from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import GpuckptError, Interrupted, ProcessState
@@ -34,12 +36,18 @@ def order(
         options=criu_options(facts, run_id="", lsm=""),
         leave_running=request.leave_running,
         keep_network_lock=request.tcp == "keep",
+        kept_addresses=_kept_addresses(tree) if request.tcp == "keep" else (),
         lock_timeout_ms=round(request.lock_timeout_seconds * 1000),
         deadline_seconds=left_seconds,
         force_program=request.force_program,
         stream=stream,
         huge_pages=request.huge_pages,
     )
+
+
+def _kept_addresses(tree: Tree) -> tuple[str, ...]:
+    found = (address_of(socket.local) for socket in outside_connections(tree))
+    return tuple(dict.fromkeys(address for address in found if not address.startswith(LOOPBACK)))
 
 
 def criu_options(facts: DumpFacts, *, run_id: str, lsm: str) -> CriuOptions:

@@ -229,6 +229,11 @@ def _cgroup_rooms(pid: int) -> list[MemoryLimit]:
     ]
 
 
+def free_memory_bytes() -> int:
+    """What this process can still take: of the host, and within its cgroups."""
+    return min([procfs.memory()[1], *(room.free_bytes for room in _cgroup_rooms(os.getpid()))])
+
+
 def restore_facts(
     request: RestoreRequest, manifest: Manifest, machine: Machine, captured_here: Mapping[str, CapturedHere]
 ) -> RestoreFacts:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpuckpt.flows import attempts, capturing
+from gpuckpt import checks
+from gpuckpt.flows import attempts, capturing, carrying, workdirs
 from gpuckpt.flows.conversation import OwnerGone, OwnerSays, hear, seen_of, tell, words_for_seen
 from gpuckpt.flows.destination import Destination, beside
 from gpuckpt.flows.dump import Capture, DumpWork
@@ -20,6 +21,7 @@ from gpuckpt.model.errors import (
     GoUnanswered,
     GpuckptError,
     Interrupted,
+    NotFound,
     RestoredUnhealthy,
     TransferFailed,
     TreeHeld,
@@ -27,14 +29,19 @@ from gpuckpt.model.errors import (
 )
 from gpuckpt.model.migration import INCOMING_PLACE, Terms
 from gpuckpt.model.report import Event, Report
+from gpuckpt.owner import runs
 from gpuckpt.stores.spool import SpoolOffer
 from gpuckpt.system.links import LinkLost
 from gpuckpt.system.ssh_failures import NotReached
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpuckpt.flows.capturing import Capturing
+    from gpuckpt.flows.destination import Look
     from gpuckpt.flows.seeding import Seed
     from gpuckpt.model.errors import ProcessState
+    from gpuckpt.model.facts import Tree
     from gpuckpt.model.requests import MigrateRequest
     from gpuckpt.owner.handle import OwnerHandle
     from gpuckpt.stores.directory import PartialImage
@@ -50,11 +57,14 @@ def require_going_on(interruption: Interruption) -> None:
     try:
         interruption.check()
     except BrokenOff as trouble:
-        if trouble.signal_number is None:
-            raise DumpFailed(f"broken off: {trouble.why}; the tree runs on") from None
-        raise Interrupted(
-            trouble.signal_number, f"broken off: {trouble.why}; nothing was touched", process="untouched"
-        ) from None
+        raise as_interrupted(trouble) from None
+
+
+def as_interrupted(trouble: BrokenOff) -> GpuckptError:
+    """A signal or the deadline before anything was touched, as the error that the person sees."""
+    if trouble.signal_number is None:
+        return DumpFailed(f"broken off: {trouble.why}; the tree runs on")
+    return Interrupted(trouble.signal_number, f"broken off: {trouble.why}; nothing was touched", process="untouched")
 
 
 @dataclass
@@ -67,10 +77,25 @@ class MigrateWork(DumpWork):
     arrived: dict[str, Any] = field(default_factory=dict)
     """The report of the copy, and of the transfer."""
     downtime_seconds: float | None = None
+    look: Callable[[], Look] = field(kw_only=True)
+    """Look at both hosts again."""
     kept: bool = False
     """The image stays here."""
     seed: Seed | None = None
     _alive_at: float = field(default_factory=time.monotonic)
+
+    def look_again(self) -> None:
+        """What the tree and both hosts are after --pre-dump. Raises what refuses then, NotFound, Busy."""
+        self.there.close()
+        seen, root = self.look(), self.facts.tree.root
+        if seen.facts.tree.root != root:
+            raise NotFound(f"process {root.pid} ended while --pre-dump ran; another one has its pid", "nothing to move")
+        runs.follow(self.run, seen.facts.tree.ids)
+        self.facts, self.findings, self.there, self.terms = seen.facts, seen.findings, seen.there, seen.terms
+        refusal = checks.refusal(self.findings)
+        if refusal is not None:
+            refusal.findings = self.findings
+            raise refusal
 
     @property
     def _here(self) -> str:
@@ -93,6 +118,9 @@ class MigrateWork(DumpWork):
             self.far = beside(
                 lambda: FarPacks(store, self._place_there, count), lambda: require_going_on(self.interruption)
             )
+        unpacked = self.there.warm(self.terms, lambda: require_going_on(self.interruption))
+        if self.seed is not None:
+            self.seed.data["unpacked_bytes"] = unpacked
         return super()._prepare(partial)
 
     def _keep_alive(self) -> None:
@@ -101,6 +129,16 @@ class MigrateWork(DumpWork):
             self.there.keep_alive()
             if self.far is not None:
                 self.far.keep_alive()
+
+    def _tree_at_rest(self) -> Tree:
+        """With what lies below its working directories now."""
+        tree, wanted = super()._tree_at_rest(), self.wanted.carry_files
+        below = workdirs.look(tree, wanted, str(self.request.image), self.interruption.check)
+        tree = workdirs.with_files(tree, below)
+        if wanted != ("none",):
+            carried = checks.chosen_files(self.request, tree).files
+            self.terms = carrying.with_places(self.terms, tree, carried, below)
+        return tree
 
     def _put_away(self, partial: PartialImage) -> None:
         if not self.kept:

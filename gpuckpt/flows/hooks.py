@@ -1,5 +1,8 @@
 """The user's own commands around a dump or restore (--pre-dump, --post-dump, --pre-restore, --post-restore).
 
+In a migration those of the dump run on the host that gives the job away, around all of it, and those of the restore
+on the other one, around the copy.
+
 The first runs when the checks have passed and before anything is touched; what it can change is judged again after
 it. The last runs whenever the operation got so far, whatever came of it: what the first one did can be undone there.
 kill -9 of gpuckpt: the tree is as safe as without hooks; the command goes on by itself; that the last one did not run
@@ -28,8 +31,9 @@ if TYPE_CHECKING:
     from gpuckpt.owner.runs import Run
 
 
-FIRST = {"dump": "--pre-dump", "restore": "--pre-restore"}
-LAST = {"dump": "--post-dump", "restore": "--post-restore"}
+FIRST = {"dump": "--pre-dump", "migrate": "--pre-dump", "restore": "--pre-restore"}
+LAST = {"dump": "--post-dump", "migrate": "--post-dump", "restore": "--post-restore"}
+_NOUNS = {"migrate": "migration"}
 
 
 def planned(verb: str, hooks: Hooks) -> dict[str, dict[str, str]]:
@@ -115,8 +119,10 @@ class Hooked:
 
     def _after(self, report: Report) -> Report:
         self.image_id = str(report.data.get("image_id") or self.image_id)
+        # A tree that has moved is told of as a dump's that has ended: here there is nothing to be woken.
+        process = "ended" if self.verb == "migrate" and report.process == "restored" else report.process
         with self._signal_aside():
-            finding = self.run_last(report.outcome, report.process, self.interruption.check_signals)
+            finding = self.run_last(report.outcome, process, self.interruption.check_signals)
         if self.seconds:
             report = replace(report, data={**report.data, "seconds": {**report.data["seconds"], **self.seconds}})
         if finding is None:
@@ -124,7 +130,7 @@ class Hooked:
         report = replace(report, findings=(*report.findings, finding))
         # A service that was not registered again does not serve, well as it may run.
         unhealthy = RestoredUnhealthy(f"--{finding.id} {finding.found}", finding.hint, process="restored")
-        return replace(report, outcome="failed", error=unhealthy) if report.process == "restored" else report
+        return replace(report, outcome="failed", error=unhealthy) if process == "restored" else report
 
     @contextlib.contextmanager
     def _signal_aside(self) -> Iterator[None]:
@@ -179,7 +185,9 @@ class Hooked:
         return ended
 
     def _finding(self, name: str, found: str, severity: Any) -> Finding:
-        state = "nothing was touched" if severity == "block" else f"what the {self.verb} did stands"
+        state = (
+            "nothing was touched" if severity == "block" else f"what the {_NOUNS.get(self.verb, self.verb)} did stands"
+        )
         return Finding(
             id=name.removeprefix("--"),
             verdict="fail",

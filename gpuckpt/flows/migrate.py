@@ -22,48 +22,36 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuckpt import checks
 from gpuckpt.checks.image import DISK_SPACE
-from gpuckpt.flows import capturing, carrying, draft, gather, seeding, tidying
+from gpuckpt.flows import capturing, carrying, draft, gather, hooks, seeding, tidying, workdirs
 from gpuckpt.flows import repair as repairing
-from gpuckpt.flows.destination import Destination
-from gpuckpt.flows.handover import MigrateWork, require_going_on
+from gpuckpt.flows.destination import Destination, Look
+from gpuckpt.flows.handover import MigrateWork, as_interrupted, require_going_on
 from gpuckpt.flows.interruption import Interruption
 from gpuckpt.model.errors import GpuckptError
 from gpuckpt.model.migration import Terms
-from gpuckpt.model.records import dataclass
 from gpuckpt.model.report import Event, Report
-from gpuckpt.model.requests import DumpRequest
+from gpuckpt.model.requests import DumpRequest, TreeRequest
 from gpuckpt.owner import runs
 from gpuckpt.system import procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gpuckpt.checks.facts import DumpFacts
     from gpuckpt.flows.destination import Judged
     from gpuckpt.flows.machine import Machine
     from gpuckpt.flows.seeding import Seed
-    from gpuckpt.model.migration import Directory
+    from gpuckpt.flows.workdirs import Below
     from gpuckpt.model.report import Finding
     from gpuckpt.model.requests import MigrateRequest
 
 SPOOL = Path("/var/lib/gpuckpt/outgoing")
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """Both hosts as they were seen, and what the checks say of them."""
-
-    facts: DumpFacts
-    there: Destination
-    terms: Terms
-    findings: tuple[Finding, ...]
-    plan: dict[str, Any]
 
 
 def migrate(request: MigrateRequest, machine: Machine, interruption: Interruption) -> Report:
@@ -73,22 +61,27 @@ def migrate(request: MigrateRequest, machine: Machine, interruption: Interruptio
     dump_request = _dump_request(request, transaction)
     _make_spool(dump_request.image.parent, request)
     with contextlib.ExitStack() as stack:
-        seen = _look(request, dump_request, transaction, machine, interruption, stack)
-        refusal = checks.refusal(seen.findings)
+
+        def look() -> Look:
+            return _look(request, dump_request, transaction, machine, interruption, stack)
+
+        seen = look()
+        findings = hooks.before_it(seen.findings, "migrate", request.hooks)
+        refusal = checks.refusal(findings)
         if refusal is not None:
-            return Report("migrate", "refused", "untouched", seen.plan, seen.findings, refusal)
+            return Report("migrate", "refused", "untouched", seen.plan, findings, refusal)
         if request.dry_run:
             speed = seen.there.bytes_per_second(lambda: require_going_on(interruption))
-            plan = {**seen.plan, "estimate": draft.estimate(seen.facts.tree, speed)}
-            return Report("migrate", "planned", "untouched", plan, seen.findings)
+            plan = {**seen.plan, "estimate": draft.estimate(seen.facts, speed)}
+            return Report("migrate", "planned", "untouched", plan, findings)
         seed = None
         if request.pre_seed:
             seen.there.close()
             seed = seeding.sow(request, dump_request, seen.terms.seed, machine, interruption)
             stack.callback(seed.close)
             # The tree ran on, and so did the other host.
-            seen = _look(request, dump_request, transaction, machine, interruption, stack)
-        return _carry_out(request, dump_request, seen, seed, machine, interruption)
+            seen = look()
+        return _carry_out(request, dump_request, seen, seed, machine, interruption, look)
 
 
 def _look(
@@ -99,18 +92,32 @@ def _look(
     interruption: Interruption,
     stack: contextlib.ExitStack,
 ) -> Look:
+
+    def going_on() -> None:
+        require_going_on(interruption)
+
     facts = gather.dump_facts(dump_request, machine)
+    below = workdirs.look(facts.tree, request.carry_files, str(dump_request.image), going_on)
+    facts = replace(facts, tree=workdirs.with_files(facts.tree, below))
     machine.listener(Event("judge", "begin"))
-    there = Destination(request.reach, lambda: require_going_on(interruption))
+    there = Destination(request.reach, going_on)
     stack.callback(there.close)
-    terms, judged = _judged(request, facts, there, transaction, lambda: require_going_on(interruption))
+    terms, judged = _judged(request, facts, below, there, transaction, going_on)
     findings = (
         *checks.judge(_dump_checks(request, facts), facts, request.allow),
         *(_named(finding, there.where) for finding in judged.findings),
         *draft.room(facts, judged, there.where),
+        *workdirs.finding(below),
     )
     pids = list(facts.tree.pids)
-    plan = {"root_pid": request.pid, "pids": pids, "to": there.where, "place": judged.place}
+    plan = {
+        **hooks.planned("migrate", request.hooks),
+        "root_pid": request.pid,
+        "pids": pids,
+        "to": there.where,
+        "place": judged.place,
+        "working_directories": [one.to_json() for one in below],
+    }
     return Look(facts, there, terms, findings, plan)
 
 
@@ -127,8 +134,9 @@ def _carry_out(
     seed: Seed | None,
     machine: Machine,
     interruption: Interruption,
+    look: Callable[[], Look],
 ) -> Report:
-    refusal = checks.refusal(seen.findings)
+    refusal = checks.refusal(hooks.before_it(seen.findings, "migrate", request.hooks))
     if refusal is not None:
         raise refusal
     notes = repairing.put_host_back(machine)
@@ -137,11 +145,15 @@ def _carry_out(
     work = MigrateWork(
         dump_request, machine, interruption, seen.facts, seen.findings, run, seed.image if seed is not None else None,
         notes=notes, image_id=seen.terms.transaction, there=seen.there, terms=seen.terms, wanted=request, seed=seed,
+        look=look,
     )  # fmt: skip
+    around = hooks.Hooked(
+        "migrate", request.hooks, request.pid, str(dump_request.image), run, machine, interruption, as_interrupted
+    )
     try:
-        return work.perform()
+        return around.carry_out(work.look_again, work.perform)
     except GpuckptError as error:
-        error.findings = work.findings
+        error.findings = error.findings or work.findings
         work.settle_there(error)
         raise
     finally:
@@ -149,12 +161,18 @@ def _carry_out(
 
 
 def _judged(
-    request: MigrateRequest, facts: DumpFacts, there: Destination, transaction: str, meanwhile: Callable[[], None]
+    request: MigrateRequest,
+    facts: DumpFacts,
+    below: Sequence[Below],
+    there: Destination,
+    transaction: str,
+    meanwhile: Callable[[], None],
 ) -> tuple[Terms, Judged]:
     """How the job shall come up there, and what that host says of it."""
     files = draft.carried(facts)
-    coming = carrying.directories(facts.tree, files) if request.carry_files != ("none",) else ()
-    terms = _terms(request, transaction, coming)
+    terms = _terms(request, transaction)
+    if request.carry_files != ("none",):
+        terms = carrying.with_places(terms, facts.tree, files, below)
     digests = carrying.digests(facts.tree, files, meanwhile)
     return terms, there.judge(terms, draft.encode(facts, transaction), digests, meanwhile)
 
@@ -162,18 +180,8 @@ def _judged(
 def _dump_request(request: MigrateRequest, transaction: str) -> DumpRequest:
     spool = Path(os.environ.get("GPUCKPT_TMPDIR") or SPOOL)
     return DumpRequest(
-        pid=request.pid,
+        **{one.name: getattr(request, one.name) for one in fields(TreeRequest)},
         image=request.keep_image or spool / f"{request.pid}-{transaction[:8]}",
-        tcp=request.tcp,
-        allow=request.allow,
-        keep_argv=request.keep_argv,
-        timeout_seconds=request.timeout_seconds,
-        lock_timeout_seconds=request.lock_timeout_seconds,
-        settle_seconds=request.settle_seconds,
-        force_program=request.force_program,
-        huge_pages=request.huge_pages,
-        level=request.level,
-        workers=request.workers,
         capture_files=request.carry_files,
         capture_code=False,
     )
@@ -187,7 +195,7 @@ def _make_spool(spool: Path, request: MigrateRequest) -> None:
             tidying.tidy(spool)
 
 
-def _terms(request: MigrateRequest, transaction: str, coming: tuple[Directory, ...]) -> Terms:
+def _terms(request: MigrateRequest, transaction: str) -> Terms:
     name = f"{os.uname().nodename}-{request.pid}-{transaction[:8]}"
     return Terms(
         transaction=transaction,
@@ -201,7 +209,7 @@ def _terms(request: MigrateRequest, transaction: str, coming: tuple[Directory, .
         force_program=request.force_program,
         huge_pages=request.huge_pages,
         readiness=request.readiness,
-        directories=coming,
+        hooks=request.hooks_there,
     )
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpuckpt.flows import measuring, treename
 from gpuckpt.flows import migrate as flow
 from gpuckpt.flows.interruption import watching
 from gpuckpt.flows.machine import this_machine
 from gpuckpt.flows.reporting import reported
-from gpuckpt.system import limits
+from gpuckpt.system import limits, procfs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +25,14 @@ def migrate(request: MigrateRequest, listener: Callable[[Event], None]) -> Repor
 
         def act() -> Report:
             limits.require_descriptors()
-            return flow.migrate(request, this_machine(listener), interruption)
+            pid = treename.pid_of(request.pid, request.pid_file, request.unit)
+            return flow.migrate(replace(request, pid=pid), this_machine(listener), interruption)
 
-        return reported("migrate", act)
+        path = None if request.dry_run else request.metrics_file
+        return measuring.measured(path, "migrate", _name(request), lambda: reported("migrate", act))
+
+
+def _name(request: MigrateRequest) -> str:
+    """What the figures of a run stand under: unit, pid file or program, which stay when the pid does not."""
+    by_file = request.pid_file.stem if request.pid_file is not None else ""
+    return request.unit or by_file or procfs.program_of(request.pid) or str(request.pid)

@@ -1,6 +1,7 @@
 """The far side of a migration: judges a job that may come, brings its copy up to where it could run, lets it go.
 
     judge     the draft of a manifest: all restore checks, nothing is touched
+    warm      what can be done before the job stands still: the copy's owner is started, what was sent before unpacked
     prepare   the image that has arrived comes up, held: memory in, GPU restored, no instruction run
     go        the copy runs from here on, unless somebody decided otherwise (owner/decision.py)
     watch     how it does
@@ -18,18 +19,20 @@ from __future__ import annotations
 import json
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuckpt import checks
-from gpuckpt.flows import carrying, gather, tidying
+from gpuckpt.flows import carrying, gather, ground, hooks, tidying
 from gpuckpt.flows import restore as restoring
 from gpuckpt.flows.interruption import Interruption
 from gpuckpt.flows.machine import this_machine
 from gpuckpt.flows.places import require_places
 from gpuckpt.flows.reporting import reported
+from gpuckpt.images import warmframes
+from gpuckpt.images.warmframes import WarmFrames
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import GpuckptError, MachineLacks, Refused, RestoreFailed
 from gpuckpt.model.jsonform import from_json, to_json
@@ -37,6 +40,7 @@ from gpuckpt.model.migration import INCOMING_PLACE, QUESTIONS, Terms, Verdict
 from gpuckpt.model.report import Report
 from gpuckpt.model.requests import RestoreRequest
 from gpuckpt.owner import decision, runs
+from gpuckpt.owner.handle import SpareOwner
 from gpuckpt.stores import directory, frames
 from gpuckpt.system import limits, procfs
 from gpuckpt.system.links import LinkLost
@@ -44,6 +48,9 @@ from gpuckpt.system.links import LinkLost
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpuckpt.images.framesource import FrameSource
+    from gpuckpt.images.packindex import Index
+    from gpuckpt.images.warmframes import Warm
     from gpuckpt.stores.serving import Answer, Handler
     from gpuckpt.system.links import Link
 
@@ -57,43 +64,58 @@ DISCARD_SECONDS = 10.0
 class Copy(threading.Thread):
     """The restore of a copy, which stops where it could let it run. A Departure."""
 
-    def __init__(self, request: RestoreRequest, terms: Terms) -> None:
+    def __init__(self, request: RestoreRequest, terms: Terms, warm: Warm, spare: SpareOwner | None) -> None:
         super().__init__(name="copy", daemon=True)
         self.transaction, self.terms = terms.transaction, terms
-        self.interruption = Interruption(None)
+        self.interruption, self.ground = Interruption(None), ground.Ground()
         self.report: Report | None = None
         """How it ended."""
         self.stands_ready, self.runs, self.over = threading.Event(), threading.Event(), threading.Event()
         self.may_run = threading.Event()
-        self._request = request
+        self.decided = threading.Event()
+        """It stands ready, or it is over."""
+        self._request, self._warm, self.spare = request, warm, spare
 
     def run(self) -> None:
         """Bring it up, wait, let it run, look at it."""
-        made: list[str] = []
         try:
-            made += carrying.make(self.terms.directories)
+            self.ground.make(self.terms)
             self.report = reported("restore", self._restore)
+        except OSError as error:
+            failed = RestoreFailed(f"{error.filename} cannot be made: {error.strerror}", "look at what is there")
+            self.report = Report("restore", "failed", "untouched", error=failed)
         except Exception as error:  # noqa: BLE001 - the other side must hear of it, and resume its own
             failed = RestoreFailed(f"{type(error).__name__}: {error}", "this is a bug in gpuckpt")
             self.report = Report("restore", "failed", "untouched", error=failed)
         finally:
             if not self.runs.is_set():
-                carrying.unmake(made)
+                self.ground.take_back()
+            ground.tidy()
             self.over.set()
+            self.decided.set()
 
     def _restore(self) -> Report:
         limits.require_descriptors()
         return restoring.restore(self._request, this_machine(lambda _event: None), self.interruption, self)
 
+    def frames(self, source: FrameSource, index: Index) -> FrameSource:
+        """With those of the image that was sent before."""
+        return WarmFrames(source, index, self._warm)
+
     def ready(self) -> None:
         """It stands ready: wait for `go`."""
+        self.ground.set_times()
         self.stands_ready.set()
+        self.decided.set()
         while not self.may_run.wait(LOOK_SECONDS):
             self.interruption.check()
 
     def running(self) -> None:
         """It runs."""
+        self.ground.keep()
         self.runs.set()
+        while self._warm:  # one by one: all at once would hold up the answer to `go`
+            self._warm.popitem()
 
     def end(self) -> None:
         """The other side has gone: what does not run yet never will."""
@@ -107,6 +129,8 @@ class Receiver:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._copy: Copy | None = None
+        self._warmed: Warm = {}
+        self._spare: SpareOwner | None = None
         self._handlers: dict[str, Handler] = {name: getattr(self, f"_{name}") for name in QUESTIONS}
 
     def answer(self, header: dict[str, Any], payload: memoryview) -> Answer:
@@ -119,6 +143,8 @@ class Receiver:
             self._copy.end()
             if self._copy.runs.is_set():
                 _put_away(self._copy.terms)
+        if self._spare is not None:
+            self._spare.close()
 
     def _judge(self, header: dict[str, Any], payload: memoryview) -> Answer:
         terms = from_json(Terms, header["terms"])
@@ -130,7 +156,8 @@ class Receiver:
         facts = gather.restore_facts(request, draft, this_machine(lambda _event: None), {})
         here = carrying.as_if_made(facts.files_here, terms.directories)
         facts = replace(facts, files_here=here, contents=contents)
-        findings = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
+        judged = checks.judge(checks.RESTORE_CHECKS, facts, request.allow)
+        findings = (*hooks.before_it(judged, "restore", request.hooks), *carrying.room(draft, request.image.parent))
         told = {
             "findings": to_json(findings),
             "place": str(request.image),
@@ -138,15 +165,30 @@ class Receiver:
         }
         return {}, json.dumps(told).encode()
 
+    def _warm(self, header: dict[str, Any], _payload: memoryview) -> Answer:
+        """While the job still runs: start an owner, and unpack the image that was sent before if there is room."""
+        terms = from_json(Terms, header["terms"])
+        if self._spare is None:
+            self._spare = SpareOwner()
+        if not terms.seed:
+            return {"bytes": 0}, b""
+        image = directory.open_image(_place(replace(terms, name=terms.seed)))
+        try:
+            room = gather.free_memory_bytes() // 2 - image.manifest.bytes_raw
+            self._warmed = self._at_length(lambda: warmframes.warm(image.part("packs"), room, self._require_link))
+        finally:
+            image.close()
+        return {"bytes": sum(size for _, size in self._warmed)}, b""
+
     def _prepare(self, header: dict[str, Any], _payload: memoryview) -> Answer:
         if self._copy is not None:
             raise Refused("this connection has a copy already", "use another one")
         terms = from_json(Terms, header["terms"])
         decision.forget_old()
         tidying.tidy(Path(INCOMING_PLACE))
-        self._copy = Copy(_request(terms), terms)
+        self._copy = Copy(_request(terms), terms, self._warmed, self._spare)
         self._copy.start()
-        self._while_the_link_lasts(lambda copy: copy.stands_ready.is_set() or copy.over.is_set())
+        self._until(self._copy.decided.wait)
         if self._copy.stands_ready.is_set() and not self._copy.over.is_set():
             return {"ready": True}, b""
         raise self._failure(self._copy)
@@ -160,10 +202,12 @@ class Receiver:
         return {"verdict": "running" if copy.runs.is_set() else _verdict(copy.transaction)}, b""
 
     def _watch(self, _header: dict[str, Any], _payload: memoryview) -> Answer:
-        self._while_the_link_lasts(lambda copy: copy.over.is_set())
-        report = self._the_copy().report
-        assert report is not None  # noqa: S101 - it is over
-        return {}, json.dumps(report.to_json()).encode()
+        copy = self._the_copy()
+        self._until(copy.over.wait)
+        assert copy.report is not None  # noqa: S101 - it is over
+        told = copy.report.to_json()
+        told["data"] = {**told["data"], "notes": [*(told["data"].get("notes") or ()), *copy.ground.notes]}
+        return {}, json.dumps(told).encode()
 
     def _verdict(self, header: dict[str, Any], _payload: memoryview) -> Answer:
         return {"verdict": _verdict(header["transaction"])}, b""
@@ -196,27 +240,24 @@ class Receiver:
             raise Refused("this connection has no copy", "prepare one first")
         return self._copy
 
-    def _while_the_link_lasts(self, done: Callable[[Copy], bool]) -> None:
-        """The end of the connection breaks off what does not run yet."""
-        copy = self._the_copy()
-        self._until(lambda: done(copy))
-
     def _at_length(self, act: Callable[[], T]) -> T:
         """Do what may take long; `act` looks for the end of the connection."""
         with ThreadPoolExecutor(1) as pool:
             future = pool.submit(act)
-            self._until(future.done)
+            self._until(lambda seconds: bool(wait([future], seconds).done))
             return future.result()
 
     def _require_link(self) -> None:
         if self._link.has_ended():
             raise LinkLost("the other host has gone")
 
-    def _until(self, done: Callable[[], bool]) -> None:
-        """Wait, and say that work goes on. Raises LinkLost."""
+    def _until(self, done: Callable[[float], bool]) -> None:
+        """Wait, and say that work goes on; `done` waits for so many seconds itself. Raises LinkLost.
+
+        The end of the connection breaks off what does not run yet.
+        """
         said = time.monotonic()
-        while not done():
-            time.sleep(LOOK_SECONDS)
+        while not done(LOOK_SECONDS):
             self._require_link()
             if time.monotonic() - said > WORKING_SECONDS:
                 said = time.monotonic()
@@ -256,6 +297,7 @@ def _request(terms: Terms) -> RestoreRequest:
         force_program=terms.force_program,
         huge_pages=terms.huge_pages,
         overwrite_files=True,
+        hooks=terms.hooks,
         readiness=terms.readiness,
     )
 
@@ -263,7 +305,8 @@ def _request(terms: Terms) -> RestoreRequest:
 def _place(terms: Terms) -> Path:
     if "/" in terms.name or terms.name in ("", ".", "..") or not decision.NAME.fullmatch(terms.transaction):
         raise ValueError(terms.name)
-    paths = (*terms.stdio.values(), *(one.path for one in terms.directories))
+    made = (*(one.path for one in terms.directories), *(one.path for one in terms.links))
+    paths = (*terms.stdio.values(), *made)
     if any(not path.startswith("/") or ".." in path.split("/") or "\0" in path for path in paths):
         raise ValueError(paths)
     return Path(terms.directory or INCOMING_PLACE).expanduser().absolute() / terms.name

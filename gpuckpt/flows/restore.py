@@ -65,10 +65,13 @@ if TYPE_CHECKING:
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
     from gpuckpt.flows.openfiles import FilesInPlace
+    from gpuckpt.images.framesource import FrameSource
     from gpuckpt.images.memory import MemoryPlan
+    from gpuckpt.images.packindex import Index
     from gpuckpt.model.facts import OpenFile, ProcessId, Stdio
     from gpuckpt.model.manifest import CriuOptions, Manifest
     from gpuckpt.model.requests import RestoreRequest
+    from gpuckpt.owner.handle import SpareOwner
     from gpuckpt.owner.runs import Run
     from gpuckpt.stores.directory import Image
 
@@ -81,6 +84,11 @@ class Departure(Protocol):
     """In a migration: who says when the tree that stands ready here may run."""
 
     transaction: str
+    spare: SpareOwner | None
+    """An owner that is there already."""
+
+    def frames(self, source: FrameSource, index: Index) -> FrameSource:
+        """The frames of the image, some of which may be here already."""
 
     def ready(self) -> None:
         """It stands ready; returns when it may run. Raises BrokenOff."""
@@ -238,7 +246,7 @@ class RestoreWork:
             self.source.belongs_to(self.run)
             self.enclosing = enclosing.Enclosing(self.facts, self.run)
             self.notes += secretplace.notes(self.source.secret_place, self.run.directory)
-            self.packed = PackedMemory(self.image, self.source.open_frames) if is_packed(self.image) else None
+            self.packed = PackedMemory(self.image, self._open_frames) if is_packed(self.image) else None
             self._put_files_in_place()
             if self.request.wait and checks.needs_terminal(self.manifest.tree):
                 self.relay = PtyRelay()
@@ -246,7 +254,8 @@ class RestoreWork:
                 # Copies: the owner's own descriptors 0-2 are others, and CRIU's too.
                 self.streams = {number: os.dup(number) for number in (0, 1, 2)}
             masters = (self.relay.master,) if self.relay is not None else ()
-            with OwnerHandle(self.run, pass_fds=(*self.streams.values(), *masters)) as owner:
+            spare = self.departure.spare if self.departure is not None else None
+            with OwnerHandle(self.run, pass_fds=(*self.streams.values(), *masters), spare=spare) as owner:
                 try:
                     said = self._build(owner)
                     came_up = True
@@ -274,6 +283,10 @@ class RestoreWork:
                 keep = came_up or runs.came_alive(self.run.directory)
                 self.files_now = self.files.keep() if keep else self.files.take_back()
                 self.files.close()
+
+    def _open_frames(self, index: Index) -> FrameSource:
+        found = self.source.open_frames(index)
+        return found if self.departure is None else self.departure.frames(found, index)
 
     def _put_files_in_place(self) -> None:
         self.files = openfiles.FilesInPlace(

@@ -6,12 +6,12 @@ from dataclasses import field
 from typing import Literal
 
 from gpuckpt.model.records import dataclass
-from gpuckpt.model.requests import Readiness
+from gpuckpt.model.requests import Hooks, Readiness
 
 INCOMING_PLACE = "/var/lib/gpuckpt/incoming"
 """Where, on the other host, images lie that go again when their job runs."""
 
-QUESTIONS = ("judge", "prepare", "go", "watch", "verdict", "finish", "discard", "sample")
+QUESTIONS = ("judge", "warm", "prepare", "go", "watch", "verdict", "finish", "discard", "sample")
 """What the far side of a migration answers, beside what the far side of a push does (flows/receiving.py)."""
 
 Verdict = Literal["running", "ended", "cancelled"]
@@ -26,6 +26,17 @@ class Directory:
 
     path: str
     mode: int
+    uid: int
+    gid: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link that goes along."""
+
+    path: str
+    target: str
     uid: int
     gid: int
     mtime_ns: int
@@ -49,7 +60,11 @@ class Terms:
     force_program: bool = False
     huge_pages: bool = False
     readiness: Readiness = field(default_factory=Readiness)
+    hooks: Hooks = field(default_factory=Hooks)
+    """Run there, around the restore."""
     seed: str = ""
     """The directory, beside the image's, of one that was sent before; it goes when this one has arrived."""
     directories: tuple[Directory, ...] = ()
     """Made there where they are missing."""
+    links: tuple[Link, ...] = ()
+    """As `directories`."""

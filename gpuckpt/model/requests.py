@@ -62,47 +62,55 @@ class Into:
     """The directory of another host where a copy of each image shall be."""
 
 
-@dataclass(frozen=True, slots=True)
-class DumpRequest:
-    """Save the tree of `pid` as the image directory `image`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeRequest:
+    """The tree of `pid` shall be saved: what a dump and a migration ask in the same words."""
 
     pid: int
     """0 until `pid_file` or `unit` has been asked."""
-    image: Path
-    """With `into` its directory, until the image has a name."""
-    leave_running: bool = False
+    pid_file: Path | None = None
+    """Instead of `pid`: the file that holds it."""
+    unit: str | None = None
+    """Instead of `pid`: the systemd unit whose main process it is."""
     tcp: TcpPolicy = "refuse"
     dry_run: bool = False
     allow: frozenset[str] = frozenset()
     keep_argv: bool = False
     timeout_seconds: float | None = None
+    """Of a migration: until `go` is sent; after that nothing is broken off."""
     lock_timeout_seconds: float = 60.0
     """The longest wait for the job's own GPU kernels, per process."""
     settle_seconds: float = 3.0
-    """How long a tree that goes on is watched before the dump is called good."""
+    """How long a tree that goes on is watched before it is called good."""
     force_program: bool = False
     """Use the cuda-checkpoint program although the driver offers the API (hidden; for tests)."""
-    plain: bool = False
-    """Let CRIU write its files itself: no packs, no compression."""
+    huge_pages: bool = False
+    """Set the host to transparent huge pages while the GPU memory is copied."""
     level: int | None = -1
     """zstd's level for the pages; None stores them as they are."""
     workers: int | None = None
     """Threads that compress; None: as many as there are cores, within limits."""
-    base: Path | None = None
-    """An older image: what it holds already is shared with it, not written again."""
-    huge_pages: bool = False
-    """Set the host to transparent huge pages while the GPU memory is copied."""
-    capture_files: tuple[str, ...] = ()
-    """'writable', 'all', 'none', absolute paths and patterns; empty: what is right for `leave_running`."""
     hooks: Hooks = Hooks()
-    into: Into | None = None
-    """Instead of `image`: the next image of a series."""
-    pid_file: Path | None = None
-    """Instead of `pid`: the file that holds it."""
-    unit: str | None = None
-    """Instead of `pid`: the systemd unit whose main process it is."""
+    """Run on this host."""
     metrics_file: Path | None = None
     """Prometheus text about this run goes there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DumpRequest(TreeRequest):
+    """Save the tree as the image directory `image`."""
+
+    image: Path
+    """With `into` its directory, until the image has a name."""
+    leave_running: bool = False
+    plain: bool = False
+    """Let CRIU write its files itself: no packs, no compression."""
+    base: Path | None = None
+    """An older image: what it holds already is shared with it, not written again."""
+    capture_files: tuple[str, ...] = ()
+    """'writable', 'all', 'none', absolute paths and patterns; empty: what is right for `leave_running`."""
+    into: Into | None = None
+    """Instead of `image`: the next image of a series."""
     capture_code: bool = True
     """Programs and libraries are among the files that can be captured."""
     encrypt_to: tuple[str, ...] = ()
@@ -257,32 +265,21 @@ class PullRequest:
     """As RestoreRequest.allowed_signers."""
 
 
-@dataclass(frozen=True, slots=True)
-class MigrateRequest:
-    """Move the tree of `pid` to the host of `reach`, whose path is where the image stays there ('': it goes again)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigrateRequest(TreeRequest):
+    """Move the tree to the host of `reach`, whose path is where the image stays there ('': it goes again)."""
 
-    pid: int
     reach: Reach
     keep_image: Path | None = None
     """The image stays here, too, as this directory."""
     stdio: dict[int, str] = field(default_factory=dict)
     """Descriptor 0, 1, 2 -> the file it shall go to, on the other host."""
     gpu_map: dict[str, str] = field(default_factory=dict)
-    tcp: TcpPolicy = "refuse"
     pre_seed: bool = False
     """First an image of the running tree is made and sent: the real one then sends only what has changed since."""
     carry_files: tuple[str, ...] = ("writable",)
     """As DumpRequest.capture_files: of what the tree has open, what goes along."""
-    dry_run: bool = False
-    allow: frozenset[str] = frozenset()
-    keep_argv: bool = False
-    timeout_seconds: float | None = None
-    """Until `go` is sent; after that nothing is broken off."""
-    lock_timeout_seconds: float = 60.0
-    settle_seconds: float = 3.0
-    force_program: bool = False
-    huge_pages: bool = False
-    level: int | None = -1
-    workers: int | None = None
+    hooks_there: Hooks = Hooks()
+    """Around the restore, run on the other host."""
     readiness: Readiness = Readiness()
     """Probed on the other host."""

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from gpuckpt.model.jsonform import to_json
 from gpuckpt.owner.criurun import SILENCE_SECONDS, Aborted, CriuFailure, CriuRun, Expired, MainSilent
 from gpuckpt.owner.gate import Gate
-from gpuckpt.owner.giving import Held, await_stopped, continue_all, stop_all
+from gpuckpt.owner.giving import Held, await_stopped, continue_all, lock_stays, stop_all
 from gpuckpt.owner.hostchanges import HugePages
 from gpuckpt.owner.messages import Channel, PeerGone
 from gpuckpt.owner.suspension import SuspendFailed, checkpoint_all, lock_all
@@ -291,7 +291,7 @@ class DumpWork:
         for one in placed_from(self._litter):  # at once: an unreaped process can keep us for long
             one.remove()
         left = _await_gone(self._everyone.ids)
-        if ok and not self._order.keep_network_lock:
+        if ok and not self._lock_stays():
             # CRIU leaves it for a restore here; behind it even the inner connections of that restore are dead.
             self._remove_network_lock()
         self._tell(
@@ -348,6 +348,10 @@ class DumpWork:
         self._huge_pages.end()
         seen = to_json(unwound.seen)
         return {"state": unwound.state, "problem": unwound.problem, "seen": seen, "notes": self._huge_pages.notes}
+
+    def _lock_stays(self) -> bool:
+        order = self._order
+        return order.keep_network_lock and (not self._given or lock_stays(order.kept_addresses))
 
     def _remove_network_lock(self) -> None:
         assert self._run is not None  # noqa: S101 - there was a CRIU

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from gpuckpt.system import procfs
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gpuckpt.model.facts import ProcessId
     from gpuckpt.owner.messages import TreeOrder
 
@@ -50,6 +52,15 @@ def await_stopped(tree: TreeOrder) -> None:
     deadline = time.monotonic() + STOP_SECONDS
     while time.monotonic() < deadline and any(procfs.state(one) not in ("T", *procfs.ENDED) for one in _living(tree)):
         time.sleep(0.01)
+
+
+def lock_stays(kept_addresses: Sequence[str]) -> bool:
+    """Whether CRIU's network lock is still needed here once the tree runs on the other host.
+
+    Where an address of its kept connections is still here as well, packets for them that come here would be answered
+    with a reset. Else the lock must go: a tree that comes back one day would find even its inner connections dead.
+    """
+    return len(procfs.missing_addresses(kept_addresses)) < len(kept_addresses)
 
 
 def _living(tree: TreeOrder) -> list[ProcessId]:

@@ -57,6 +57,8 @@ class DumpOrder:
     leave_running: bool
     keep_network_lock: bool
     """Outside connections shall live on at a restore here: the ended tree's peers must not be reset meanwhile."""
+    kept_addresses: tuple[str, ...]
+    """This host's ends of those connections, without loopback."""
     lock_timeout_ms: int
     deadline_seconds: float | None
     force_program: bool = False
@@ -190,6 +192,10 @@ def order_to_json(order: Order) -> dict[str, Any]:
 def order_from_json(message: dict[str, Any]) -> Order:
     """The order in a message; raises FormError or KeyError for anything else."""
     return from_json(ORDERS[message["kind"]], message["order"])
+
+
+JOIN = b"\0"
+"""What a spare owner is sent first, with the lock and the log of its run; their directory follows as a message."""
 
 
 class Channel:

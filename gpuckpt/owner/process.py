@@ -1,4 +1,6 @@
-"""The owner's main program: `python -m gpuckpt.owner.process FD RUN-DIRECTORY`, FD being its end of the conversation.
+"""The owner's main program: `python -m gpuckpt.owner.process FD [RUN-DIRECTORY]`, FD being its end of the conversation.
+
+Without a directory it is a spare one (owner/handle.py): it waits for a run first, and ends where none comes.
 
 It has a session of its own, is the last the OOM killer takes, ignores the terminal's signals, and lives
 until its order is carried out, whatever becomes of main.
@@ -24,7 +26,7 @@ from gpuckpt.owner import hostchanges, runs
 from gpuckpt.owner.criurun import OPEN_FILES
 from gpuckpt.owner.dumping import dump
 from gpuckpt.owner.journal import Journal
-from gpuckpt.owner.messages import Channel, DumpOrder, Order, PeerGone, RestoreOrder, order_from_json
+from gpuckpt.owner.messages import JOIN, Channel, DumpOrder, Order, PeerGone, RestoreOrder, order_from_json
 from gpuckpt.owner.repairing import repair
 from gpuckpt.owner.restoring import restore
 from gpuckpt.owner.unwind import Means
@@ -36,12 +38,16 @@ if TYPE_CHECKING:
 
 def main() -> None:
     """Carry out one order."""
-    channel = Channel(socket.socket(fileno=int(sys.argv[1])))
+    end = socket.socket(fileno=int(sys.argv[1]))
+    channel = Channel(end)
     _become_owner()
+    directory = Path(sys.argv[2]) if len(sys.argv) > 2 else _await_run(end, channel)
+    if directory is None:
+        return
     try:
         message = _await_order(channel)
     except PeerGone:
-        _leave(channel, Path(sys.argv[2]))
+        _leave(channel, directory)
         return
     order = order_from_json(message)
     journal = Journal(Path(order.run_directory))
@@ -53,6 +59,22 @@ def main() -> None:
     # A driver call that never returned must not keep us: its thread ends with the process.
     sys.stderr.flush()
     os._exit(0)
+
+
+def _await_run(end: socket.socket, channel: Channel) -> Path | None:
+    """The directory of the run; its lock is held from here on, and its log has what we print. None: there is none."""
+    try:
+        _, descriptors, _, _ = socket.recv_fds(end, len(JOIN), 2)
+        message = channel.receive() if len(descriptors) == 2 else None
+    except (OSError, PeerGone):
+        return None
+    if message is None:
+        return None
+    _lock, log = descriptors  # the lock stays open as long as we live
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    return Path(message["directory"])
 
 
 def _await_order(channel: Channel) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def dump(the_tree: Tree | None = None, **changes: Any) -> DumpFacts:
     """Facts of a dump that may go on; `request` changes go by `ask_...` names."""
     asked = {name[4:]: changes.pop(name) for name in tuple(changes) if name.startswith("ask_")}
     base = DumpFacts(
-        request=DumpRequest(1000, Path("/srv/images/one"), **asked),
+        request=DumpRequest(pid=1000, image=Path("/srv/images/one"), **asked),
         tree=the_tree or tree(),
         host=HOST,
         own_pid=77,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import signal
 import subprocess
@@ -118,6 +119,95 @@ with socket.create_connection(("127.0.0.1", 4711), 30) as caller:
 """
 
 
+def test_a_port_that_is_taken_there_is_refused_unless_a_command_of_the_user_frees_it(two_hosts):
+    a, b = two_hosts.a, two_hosts.b
+    pid = a.python("caller.py", LOG, "-", "-", 4711)
+    a.outside("/srv/job.pid").write_text(f"{pid}\n")
+    wait_for_count(a.outside(LOG), 3)
+    other = b.daemon(sys.executable, "-c", LISTEN)
+    wait_for(lambda: b.run(sys.executable, "-c", KNOCK, check=False).returncode == 0, "somebody listens there")
+    answer = migrate(two_hosts, pid)
+    assert refused(answer) == "ports-free"
+    assert "tcp 127.0.0.1:4711" in answer.error["message"] and f"by {other} " in answer.error["message"]
+
+    def told(number: int) -> str:
+        return f"env > /srv/told-{number}"
+
+    after = ("--post-dump", told(2), "--post-restore", told(4))
+    reach = (*two_hosts.reach, *SETTLE, "b")
+    answer = a.gpuckpt("migrate", "--pid-file", "/srv/job.pid", *reach, "--pre-dump", "exit 7", *after)
+    assert (answer.status, answer.report["process"]) == (20, "untouched"), explain(answer)
+    assert {"GPUCKPT_OUTCOME=refused"} <= variables(a, 2) and not b.outside("/srv/told-4").exists()
+    # The last commands run on the host that they are about, and know how it went there.
+    free = f"{told(3)}; kill -KILL {other}"
+    figures = ("--metrics-file", "/srv/job.prom")
+    before = ("--pre-dump", told(1), "--pre-restore", free)
+    answer = a.gpuckpt("migrate", "--pid-file", "/srv/job.pid", *reach, *before, *after, *figures)
+    assert (answer.status, answer.report["process"]) == (0, "restored"), explain(answer)
+    goes_on(b.outside(LOG), numbers(a.outside(LOG))[-1])
+    assert b.run(sys.executable, "-c", ASK).stdout == "olleh\n"
+    assert {f"GPUCKPT_PID={pid}", "GPUCKPT_HOST=a", "GPUCKPT_PHASE=pre-dump"} <= variables(a, 1)
+    assert {"GPUCKPT_OUTCOME=ok", "GPUCKPT_PROCESS=ended", "GPUCKPT_PHASE=post-dump"} <= variables(a, 2)
+    assert {"GPUCKPT_HOST=b", "GPUCKPT_PHASE=pre-restore"} <= variables(b, 3)
+    assert {"GPUCKPT_OUTCOME=ok", "GPUCKPT_PROCESS=restored", "GPUCKPT_PHASE=post-restore"} <= variables(b, 4)
+    assert {"pre_dump", "post_dump", "pre_restore", "post_restore"} <= set(answer.report["data"]["seconds"])
+    written = a.outside("/srv/job.prom").read_text()
+    assert 'gpuckpt_last_run_exit_status{command="migrate",name="job"} 0' in written
+
+
+def variables(host: Host, number: int) -> set[str]:
+    """What a command of the user was told."""
+    return set(host.outside(f"/srv/told-{number}").read_text().splitlines())
+
+
+LISTEN = "import socket, time; one = socket.create_server(('127.0.0.1', 4711)); time.sleep(1000)"
+KNOCK = "import socket; socket.create_connection(('127.0.0.1', 4711))"
+
+
+def test_connections_that_leave_the_tree_are_kept_with_their_address_or_closed(two_hosts):
+    a, b = two_hosts.a, two_hosts.b
+    # An address that moves with the job, and a far end that stays where it is.
+    b.run("ip", "address", "add", "10.99.0.20/24", "dev", "eth0")
+    a.run("ip", "address", "add", "10.99.0.7/24", "dev", "eth0")
+    a.run("ip", "route", "add", "10.99.0.20/32", "dev", "eth0", "src", "10.99.0.7")
+    b.daemon(sys.executable, "-c", ECHO)
+    wait_for(b.outside("/srv/echo").exists, "the far end listens")
+    pid = a.python("caller.py", LOG, "10.99.0.20", 4712)
+    wait_for_count(a.outside(LOG), 3)
+    answer = migrate(two_hosts, pid)
+    assert answer.status == 20 and "10.99.0.20:4712" in answer.error["message"], explain(answer)
+    assert "--tcp keep" in answer.error["hint"]
+    assert refused(migrate(two_hosts, pid, "--tcp", "keep")) == "addresses"
+
+    moves = ("ip address del 10.99.0.7/24 dev eth0", "ip address add 10.99.0.7/24 dev eth0")
+    answer = moved(two_hosts, pid, "--tcp", "keep", "--pre-dump", moves[0], "--pre-restore", moves[1])
+    assert says(answer, "tcp-outside").count("10.99.0.20:4712") == 1
+    assert "OUTSIDE" not in b.outside(LOG).read_text()
+
+    a.outside(LOG).unlink()
+    home = b.gpuckpt("migrate", "--tree", pid, "a", *two_hosts.reach, *SETTLE, "--tcp", "close")
+    assert home.status == 0, explain(home)
+    assert "--tcp close" in says(home, "tcp-outside")
+    wait_for(lambda: "OUTSIDE" in a.outside(LOG).read_text(), "the job sees the end")
+    goes_on(a.outside(LOG), numbers(b.outside(LOG))[-1])
+
+
+def says(answer: Answer, check: str) -> str:
+    """What the report says of a check, here and there."""
+    return " ".join(one["found"] for one in answer.report["findings"] if one["id"] == check)
+
+
+ECHO = """
+import pathlib, socket
+listener = socket.create_server(("10.99.0.20", 4712))
+pathlib.Path("/srv/echo").touch()
+while True:
+    caller = listener.accept()[0]
+    while said := caller.recv(1000):
+        caller.sendall(said)
+"""
+
+
 def test_what_was_sent_before_is_not_sent_again(two_hosts):
     a, b = two_hosts.a, two_hosts.b
     pid = a.python("counter.py", LOG, 40)
@@ -125,6 +215,7 @@ def test_what_was_sent_before_is_not_sent_again(two_hosts):
     answer = moved(two_hosts, pid, "--pre-seed", to="b:/srv/images")
     data = answer.report["data"]
     assert data["seed"]["bytes_sent"] > 40_000_000
+    assert data["seed"]["unpacked_bytes"] > 40_000_000
     assert data["bytes_sent"] < 8_000_000
     b.run("kill", "-USR1", pid)
     wait_for(lambda: "SUM" in b.outside(LOG).read_text(), "the job looks at its memory")
@@ -215,6 +306,60 @@ def test_files_are_compared_there_and_go_along_where_they_differ(two_hosts):
     acts = {one["path"]: one for one in answer.report["data"]["files"]}
     assert acts["/srv/data"]["act"] == acts[LOG]["act"] == "replace"
     assert b.outside(acts[LOG]["kept_as"]).read_text() == "another's\n"
+
+
+def test_a_working_directory_goes_along_with_all_below_it(two_hosts):
+    a, b = two_hosts.a, two_hosts.b
+    here, there = a.outside("/srv/app"), b.outside("/srv/app")
+    (here / "data/empty").mkdir(parents=True)
+    (here / "data/one").write_text("content")
+    (here / "data/two").hardlink_to(here / "data/one")
+    (here / "data/other").symlink_to("/etc/nowhere")
+    (here / "outside").symlink_to("/usr")
+    os.mkfifo(here / "fifo")
+    os.chown(here / "data/one", 1234, 1235)
+    (here / "data/one").chmod(0o640)
+    for one in (here / "data/one", here / "data/empty", here / "data", here):
+        os.utime(one, (1_000_000_000, 1_000_000_000))
+    pid = a.daemon("env", "--chdir=/srv/app", sys.executable, PROGRAMS / "counter.py", LOG, 5)
+    wait_for_count(a.outside(LOG), 3)
+    plan = migrate(two_hosts, pid, "--carry-files", "all", "--dry-run")
+    figures = {"path": "/srv/app", "files": 2, "directories": 2, "links": 2, "bytes": 14, "left": 1}
+    assert plan.report["data"]["working_directories"] == [figures], explain(plan)
+    assert "/srv/app: 2 files" in says(plan, "working-directories")
+
+    b.run("mount", "-t", "tmpfs", "-o", "size=40k", "tmpfs", "/srv")
+    (here / "data/large").write_bytes(bytes(range(256)) * 400)
+    answer = migrate(two_hosts, pid, "--carry-files", "all", to="b:/dev/shm")
+    assert refused(answer) == "files-room" and "needed" in answer.error["message"], explain(answer)
+    b.run("umount", "/srv")
+    (here / "data/large").unlink()
+    os.utime(here / "data", (1_000_000_000, 1_000_000_000))
+
+    # Its far side is killed before the copy runs: what it made goes with the next one.
+    main = a.start_gpuckpt(
+        *("migrate", "--tree", pid, "b", *two_hosts.reach, *SETTLE, "--carry-files", "all"),
+        *("--pre-restore", "test -d /srv/app/data/empty && touch /srv/made && sleep 60"),
+    )
+    wait_for(b.outside("/srv/made").exists, "the copy is about to come up")
+    for number in b.serving():
+        os.kill(number, signal.SIGKILL)
+    said, errors = main.communicate(timeout=200)
+    assert json.loads(said)["process"] == "running", (said, errors)
+    assert (there / "data/empty").exists()
+    answer = migrate(two_hosts, pid, "--pre-restore", "exit 1")
+    assert (answer.status, answer.report["process"]) == (30, "running"), explain(answer)
+    assert "--pre-restore" in answer.error["message"]
+    assert not there.exists()
+
+    answer = moved(two_hosts, pid, "--carry-files", "all")
+    assert (there / "data/one").samefile(there / "data/two")
+    seen = (there / "data/one").stat()
+    assert (seen.st_uid, seen.st_gid, seen.st_mode & 0o7777, seen.st_mtime) == (1234, 1235, 0o640, 1_000_000_000)
+    assert {one.stat().st_mtime for one in (there / "data/empty", there / "data", there)} == {1_000_000_000}
+    assert os.readlink(there / "data/other") == "/etc/nowhere"
+    assert sorted(one.name for one in there.iterdir()) == ["data", "outside"]
+    assert not list(Path("/var/lib/gpuckpt/incoming").glob("*.made"))
 
 
 LIBRARY = next(one for one in map(Path, ("/lib/x86_64-linux-gnu/libz.so.1", "/usr/lib64/libz.so.1")) if one.exists())

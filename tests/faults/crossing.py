@@ -22,7 +22,7 @@ from tests.twohosts import Host, TwoHosts
 STEPS = ("hello", "judged", "capturing", "transferring", "preparing", "prepared", "given", "go sent", "running")
 TARGETS = ("far serve", "far owner", "source main", "source owner", "source both", "source criu", "ssh", "sshd")
 FIRST = {
-    "far owner": "prepared",
+    "far owner": "transferring",
     "source owner": "capturing",
     "source both": "capturing",
     "source criu": "given",

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from gpuckpt.model.facts import ProcessId
+from gpuckpt.owner import runs
+from gpuckpt.owner.handle import OwnerHandle, SpareOwner
 from gpuckpt.owner.messages import Channel, RepairOrder, TreeOrder, order_to_json
 from gpuckpt.system import procfs
 from gpuckpt.system.hold import Hold, HoldError
@@ -202,3 +204,42 @@ def test_an_order_may_come_late(tmp_path):
         channel.send(**order_to_json(RepairOrder(str(tmp_path), None, TreeOrder(gone, (gone,)), None)))
         assert channel.receive()["say"] == "repaired"
     assert owner.returncode == 0
+
+
+def repaired(run, spare: SpareOwner) -> OwnerHandle:
+    """An owner has carried out an order of that run."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    gone = ProcessId(ended.pid, 1)
+    with OwnerHandle(run, spare=spare) as owner:
+        owner.give(RepairOrder(str(run.directory), None, TreeOrder(gone, (gone,)), None))
+        assert owner.channel.receive()["say"] == "repaired"
+    assert owner.reap(30)
+    return owner
+
+
+@pytest.fixture
+def run():
+    """A run of a process that is no more."""
+    begun = runs.begin("restore", [ProcessId(1 << 22, 1)])
+    yield begun
+    begun.finish(keep=False)
+
+
+def test_a_spare_owner_takes_over_a_run(run):
+    spare = SpareOwner()
+    assert repaired(run, spare).pid == spare.child.pid
+    spare.close()
+
+
+def test_where_the_spare_owner_was_killed_another_one_is_started(run):
+    spare = SpareOwner()
+    arena.kill(spare.child.pid)
+    assert repaired(run, spare).pid != spare.child.pid
+    spare.close()
+
+
+def test_a_spare_owner_ends_when_nobody_needs_it():
+    spare = SpareOwner()
+    spare.close()
+    assert not harness.alive(spare.child.pid)
