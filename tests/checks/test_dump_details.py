@@ -137,7 +137,7 @@ def test_a_plan_says_what_a_restore_needs_of_files():
         ({"leave_running": True}, {log.path: "in-image", data.path: "in-image"}),
         ({"capture_files": ("*.db",)}, {log.path: "may-grow", data.path: "in-image"}),
     ):
-        found = needs_at_restore(DumpRequest(1000, Path("/srv/images/one"), **asked), job)
+        found = needs_at_restore(DumpRequest(pid=1000, image=Path("/srv/images/one"), **asked), job)
         assert {one["path"]: one["needed"] for one in found} == needed
 
 
