@@ -128,10 +128,12 @@ class FarImage:
         Raises TransferFailed when that has been tried often enough, LinkLost once nothing more is wanted.
         """
         with self._turn:
-            if self._opened is not opened:
+            given_up = self._opened is opened
+            if given_up:
+                self.let_go()
+            self.require_wanted()  # also of who is late: asking again would be answered the same for ever
+            if not given_up:
                 return  # another thread has seen to it
-            self.let_go()
-            self.require_wanted()
             seconds = self._patience.after_a_break(self.received_bytes)
             if seconds is None:
                 raise begins_again(far.as_failure(self.reach, why))
