@@ -7,6 +7,7 @@ import importlib.util
 import os
 import tempfile
 from pathlib import Path
+from typing import TextIO
 
 import hypothesis
 import pytest
@@ -40,22 +41,49 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item):
-    """With several test processes (tests/apart) a test marked `alone` has the host's settings for itself.
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None):
+    """With several test processes (tests/apart) tests marked `alone` have the host's settings for themselves."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return (yield)
+    _HOST.take(alone=_is_alone(item))
+    try:
+        return (yield)
+    finally:
+        if not (_is_alone(item) and _is_alone(nextitem)):
+            _HOST.give_back()
+
+
+def _is_alone(item: pytest.Item | None) -> bool:
+    return item is not None and item.get_closest_marker("alone") is not None
+
+
+class _Host:
+    """The host's settings, shared by the test processes or held by one, which keeps them for all such tests in a row.
 
     Two locks, because the kernel lets further shared holders pass one who waits for all of it: of three processes two
     kept the third waiting for minutes. Who wants to be alone holds the door while the others finish.
     """
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return (yield)
-    name = f"gpuckpt-tests-{os.environ['PYTEST_XDIST_TESTRUNUID']}"
-    directory = Path(tempfile.gettempdir())
-    kind = fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH
-    with (directory / name).open("w") as room:
-        with (directory / f"{name}-door").open("w") as door:
+
+    def __init__(self) -> None:
+        self._room: TextIO | None = None
+
+    def take(self, *, alone: bool) -> None:
+        if self._room is not None:
+            return
+        kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+        place = Path(tempfile.gettempdir()) / f"gpuckpt-tests-{os.environ['PYTEST_XDIST_TESTRUNUID']}"
+        self._room = place.open("w")
+        with place.with_name(f"{place.name}-door").open("w") as door:
             fcntl.flock(door, kind)
-            fcntl.flock(room, kind)
-        return (yield)
+            fcntl.flock(self._room, kind)
+
+    def give_back(self) -> None:
+        if self._room is not None:
+            self._room.close()
+            self._room = None
+
+
+_HOST = _Host()
 
 
 @pytest.fixture

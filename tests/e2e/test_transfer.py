@@ -203,14 +203,15 @@ def test_as_root_neither_side_reads_the_network_with_roots_rights(jobs, sshd, im
     running = jobs.own(start_gpuckpt(verb, *ends, *reach))
     wait_for(lambda: arrived(there) >= 2, "pieces arrive")
     confined = [pid for pid in children_of(running.pid) if b"gpuckpt" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    far = serving_pids(there if verb == "push" else images)
-    assert far
-    assert {rights_of(pid) for pid in far} == {NO_RIGHTS}
+    # One that has just been connected gives its rights up at the first question.
+    place = there if verb == "push" else images
+    wait_for(lambda: {rights_of(pid) for pid in serving_pids(place)} == {NO_RIGHTS}, "the far side has no rights")
 
-    # ssh needs the rights of whoever calls: it is a child of the process that has kept them.
+    # ssh needs the rights of whoever calls: it is a child of the process that has kept them. One of two connections
+    # may have ended: what is left was asked for on the other.
     [reader] = [pid for pid in confined if rights_of(pid) == NO_RIGHTS]
     callers = [pid for pid in children_of(running.pid) if pid != reader]
-    assert len(callers) >= 2
+    assert callers
     assert all(rights_of(pid)[0] == "0 0 0" for pid in callers)
 
     os.kill(reader, signal.SIGKILL)
