@@ -24,11 +24,11 @@ lint: setup ## style, types, and which module may import which
 	$(VENV)/lint-imports
 
 # Byte code is kept, as in an installation: the tests start gpuckpt a thousand times and more.
-# In four processes where each can have a network and a /run/gpuckpt of its own: three leave a third of two cores idle,
-# waiting.
+# In three processes where each can have a network and a /run/gpuckpt of its own: two leave a third of two cores idle,
+# waiting; a fourth gains nothing.
 # The session's own limit comes before that of `make test`, because it still says which tests failed.
 pytest: lint
-	@if tests/apart -c '' 2>/dev/null; then set -- --dist loadfile --no-loadscope-reorder --tx '4*popen//python=tests/apart'; else set --; fi; \
+	@if tests/apart -c '' 2>/dev/null; then set -- --dist loadfile --no-loadscope-reorder --tx '3*popen//python=tests/apart'; else set --; fi; \
 	exec env -u PYTHONDONTWRITEBYTECODE $(VENV)/python -m pytest --session-timeout=1290 "$$@"
 
 soak: setup ## a thousand dumps and restores with something killed in each (needs root): SOAK="--count 1000 --seed 7 --minutes 90"

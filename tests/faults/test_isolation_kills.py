@@ -112,10 +112,14 @@ def test_killed(engine, mark, who):
     assert not cloning.inside(init)
     assert cloning.mounts(os.getpid()) == mounts
     assert not serves(port)
-    # What was left in /run is put away by the next run that comes along, at the latest.
-    if arena.run_of_main(shot.main.pid):
-        gpuckpt("restore", image, "--isolate", "net", *SETTLE)
-    assert arena.run_of_main(shot.main.pid) is None
+
+    def put_away() -> bool:
+        """What was left in /run goes with the next run that comes along once its CRIU has ended, at the latest."""
+        if arena.run_of_main(shot.main.pid):
+            gpuckpt("restore", image, "--isolate", "net", *SETTLE)
+        return arena.run_of_main(shot.main.pid) is None
+
+    harness.wait_for(put_away, "what was left in /run is put away")
 
 
 def comes_to_rest(init: int, port: int) -> bool:
