@@ -34,7 +34,7 @@ from gpuckpt.flows.destination import Destination, Look
 from gpuckpt.flows.handover import MigrateWork, as_interrupted, require_going_on
 from gpuckpt.flows.interruption import Interruption
 from gpuckpt.model.errors import GpuckptError
-from gpuckpt.model.migration import Terms
+from gpuckpt.model.migration import SEED, Terms
 from gpuckpt.model.report import Event, Report
 from gpuckpt.model.requests import DumpRequest, TreeRequest
 from gpuckpt.owner import runs
@@ -200,7 +200,7 @@ def _terms(request: MigrateRequest, transaction: str) -> Terms:
     return Terms(
         transaction=transaction,
         name=name,
-        seed=f"{name}-seed" if request.pre_seed else "",
+        seed=f"{name}{SEED}" if request.pre_seed else "",
         directory=request.reach.location.path,
         stdio={str(number): path for number, path in request.stdio.items()},
         gpu_map=request.gpu_map,

@@ -28,8 +28,8 @@ def migrate(request: MigrateRequest, listener: Callable[[Event], None]) -> Repor
             pid = treename.pid_of(request.pid, request.pid_file, request.unit)
             return flow.migrate(replace(request, pid=pid), this_machine(listener), interruption)
 
-        path = None if request.dry_run else request.metrics_file
-        return measuring.measured(path, "migrate", _name(request), lambda: reported("migrate", act))
+        name, say = _name(request), lambda: reported("migrate", act)
+        return measuring.measured(request.metrics_file, "migrate", name, say, dry_run=request.dry_run)
 
 
 def _name(request: MigrateRequest) -> str:

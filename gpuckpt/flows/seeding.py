@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from gpuckpt.flows import attempts, far
 from gpuckpt.flows import dump as dumping
 from gpuckpt.model.errors import DumpFailed
-from gpuckpt.model.migration import INCOMING_PLACE
+from gpuckpt.model.migration import INCOMING_PLACE, SEED
 from gpuckpt.model.requests import Hooks
 from gpuckpt.stores import directory
 from gpuckpt.stores.local import DirectoryStore
@@ -45,7 +45,7 @@ class Seed:
 
 def sow(request: MigrateRequest, dump: DumpRequest, name: str, machine: Machine, interruption: Interruption) -> Seed:
     """Make it and send it. Raises GpuckptError with what became of the tree: it runs on."""
-    path = dump.image.with_name(f"{dump.image.name}-seed")
+    path = dump.image.with_name(f"{dump.image.name}{SEED}")
     wanted = replace(dump, image=path, leave_running=True, capture_files=("none",), hooks=Hooks())
     try:
         report = dumping.dump(wanted, machine, interruption)

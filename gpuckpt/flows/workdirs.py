@@ -19,8 +19,9 @@ from gpuckpt.checks.filechoice import KERNEL, means
 from gpuckpt.model.errors import Refused
 from gpuckpt.model.facts import OpenFile
 from gpuckpt.model.manifest import SET_ID
-from gpuckpt.model.migration import Link
+from gpuckpt.model.migration import SEED, Link
 from gpuckpt.model.report import Finding
+from gpuckpt.stores.directory import PARTIAL_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -84,21 +85,23 @@ def look(tree: Tree, words: Sequence[str], image: str, going_on: Callable[[], No
     """
     if not any(word not in ("none", "writable") for word in words):
         return ()
-    known = {file.path for file in tree.files if not stat.S_ISDIR(file.mode)}
+    skipped = {file.path for file in tree.files if not stat.S_ISDIR(file.mode)}
+    skipped |= {f"{image}{seed}{partial}" for seed in ("", SEED) for partial in ("", PARTIAL_SUFFIX)}
+    uids = {process.uid for process in tree.processes}
     found = []
-    for path, uses in _tops(tree):
-        below = Below(path, why_not(path, {process.uid for process in tree.processes}))
+    for path, uses in _tops(tree, uids):
+        below = Below(path, why_not(path, uids))
         if not below.why_not:
-            _walk(below, uses, words, lambda one: one in known or one.startswith(image), going_on)
+            _walk(below, uses, words, skipped, going_on)
         found.append(below)
     return tuple(found)
 
 
-def _tops(tree: Tree) -> Iterator[tuple[str, str]]:
+def _tops(tree: Tree, uids: set[int]) -> Iterator[tuple[str, str]]:
     """Working directories that lie in no other one, and who works there."""
     of = {file.path: use for file in tree.files for use in file.uses if use.endswith(" cwd") and not file.deleted}
     for path, use in sorted(of.items()):
-        if not any(str(one) in of and not why_not(str(one), set()) for one in PurePosixPath(path).parents):
+        if not any(str(one) in of and not why_not(str(one), uids) for one in PurePosixPath(path).parents):
             yield path, f"{use.partition(' ')[0]} working directory"
 
 
@@ -121,9 +124,7 @@ def _home(uid: int) -> str:
     return ""
 
 
-def _walk(
-    below: Below, use: str, words: Sequence[str], skipped: Callable[[str], bool], going_on: Callable[[], None]
-) -> None:
+def _walk(below: Below, use: str, words: Sequence[str], skipped: set[str], going_on: Callable[[], None]) -> None:
     device = os.lstat(below.path).st_dev
     # fwalk goes by descriptors: what is exchanged for a link meanwhile is not followed.
     for root, directories, files, at in os.fwalk(below.path, follow_symlinks=False):
@@ -131,7 +132,7 @@ def _walk(
         inner = []
         for name in sorted((*directories, *files)):
             path = f"{root}/{name}"
-            if skipped(path):
+            if path in skipped:
                 continue
             with contextlib.suppress(FileNotFoundError):
                 seen = os.stat(name, dir_fd=at, follow_symlinks=False)

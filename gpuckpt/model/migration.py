@@ -11,6 +11,9 @@ from gpuckpt.model.requests import Hooks, Readiness
 INCOMING_PLACE = "/var/lib/gpuckpt/incoming"
 """Where, on the other host, images lie that go again when their job runs."""
 
+SEED = "-seed"
+"""How the name of an image that is sent beforehand ends."""
+
 QUESTIONS = ("judge", "warm", "prepare", "go", "watch", "verdict", "finish", "discard", "sample")
 """What the far side of a migration answers, beside what the far side of a push does (flows/receiving.py)."""
 

@@ -250,8 +250,9 @@ def job(two_hosts):
 
 def test_what_cannot_work_there_is_refused_before_anything_is_touched(two_hosts, job):
     b = two_hosts.b
-    plan = migrate(two_hosts, job, "--dry-run")
+    plan = migrate(two_hosts, job, "--dry-run", "--metrics-file", "/srv/no/job.prom")
     assert (plan.status, plan.report["outcome"]) == (0, "planned"), explain(plan)
+    assert "there is no directory /srv/no" in says(plan, "metrics-file")
     assert plan.report["data"]["estimate"]["image_bytes"] > 30_000_000
 
     b.run("sh", "-c", f"echo {job - 1} > /proc/sys/kernel/ns_last_pid; setsid sleep 1000 </dev/null >/dev/null 2>&1 &")
