@@ -70,9 +70,14 @@ class Ground:
     def _write_down(self, terms: Terms, directories: list[str], links: list[tuple[str, str]]) -> None:
         Path(INCOMING_PLACE).mkdir(mode=0o700, parents=True, exist_ok=True)
         record = Path(INCOMING_PLACE) / f"{terms.transaction}{SUFFIX}"
-        self._lock = os.open(record, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        while True:
+            self._lock = os.open(record, flags, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            if _still_stands(record, self._lock):
+                break
+            os.close(self._lock)  # somebody tidied between the two steps
         self.record = record
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
         said = json.dumps({"directories": directories, "links": links}).encode("ascii")
         while said:
             said = said[os.write(self._lock, said) :]
@@ -134,10 +139,20 @@ def tidy() -> None:
                 _tidy(record)
 
 
+def _still_stands(record: Path, lock: int) -> bool:
+    """Whether what is locked is still what stands under its name."""
+    try:
+        return os.path.samestat(os.fstat(lock), record.lstat())
+    except FileNotFoundError:
+        return False
+
+
 def _tidy(record: Path) -> None:
     lock = os.open(record, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _still_stands(record, lock):
+            return  # its maker has just ended, and what it made is in use
         with os.fdopen(os.dup(lock), "rb") as file:
             raw = file.read(MOST_BYTES)
         if raw:  # else it was killed before it made anything
