@@ -31,14 +31,14 @@ from gpuckpt.stores import directory
 from gpuckpt.stores import series as stored
 from gpuckpt.system import procfs
 
-ENCRYPTED = "job"
-"""In the place of the program's name: whoever can list the directory reads names of images."""
-
 if TYPE_CHECKING:
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.machine import Machine
     from gpuckpt.model.requests import DumpRequest, Into
     from gpuckpt.stores.series import Found
+
+ENCRYPTED = "job"
+"""In the place of the program's name: whoever can list the directory reads names of images."""
 
 
 def dump(request: DumpRequest, into: Into, machine: Machine, interruption: Interruption) -> Report:

@@ -28,8 +28,7 @@ from gpuckpt.model.records import dataclass
 from gpuckpt.stores import protection
 from gpuckpt.stores.protocol import IsSeries
 from gpuckpt.system import procfs
-from gpuckpt.system.confinement import owner
-from gpuckpt.system.files import rename_to_new
+from gpuckpt.system.files import rename_to_new, user_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -419,7 +418,7 @@ def _refuse_writable_by_others(path: Path, root: Path) -> None:
                 f"{place} can be written to by others (mode {stat.S_IMODE(seen.st_mode):04o})",
                 f"an image is run as root when it is restored: chmod -R go-w {path} if you trust its content",
             )
-        if seen.st_uid not in (0, owner()):
+        if seen.st_uid not in (0, user_of_files()):
             raise Refused(f"{place} belongs to user {seen.st_uid}", f"chown -R 0:0 {path} if you trust its content")
 
 

@@ -40,8 +40,7 @@ from gpuckpt.stores.landingwriter import (
     write_own,
 )
 from gpuckpt.stores.protocol import count_pieces
-from gpuckpt.system.confinement import owner
-from gpuckpt.system.files import unsafe_places
+from gpuckpt.system.files import unsafe_places, user_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -225,7 +224,7 @@ def require_parent(target: Path) -> None:
     """The directory for an image; it is made where only its last step is missing. Raises NotFound, Refused."""
     make_parent(target)
     parent = target.parent
-    unsafe = unsafe_places(parent, owner())
+    unsafe = unsafe_places(parent, user_of_files())
     if unsafe:
         raise Refused(
             f"others could exchange an image in {parent}: {unsafe[0]}",
@@ -245,7 +244,7 @@ def claim(target: Path) -> directory.PartialImage:
     except Busy:
         raise Busy(f"another gpuckpt is taking in {path} right now", "wait for it to end") from None
     seen = path.stat()
-    if seen.st_uid != owner() or seen.st_mode & 0o077:
+    if seen.st_uid != user_of_files() or seen.st_mode & 0o077:
         os.close(partial.lock_fd)
         raise Refused(f"{path} is not only ours", "remove it")
     return partial
@@ -294,7 +293,7 @@ def _link(source: Path, target: Path, part: Part) -> bool:
     """Link a pack of the same name; its content is compared with all others at the end."""
     try:
         seen = source.lstat()
-        safe = stat.S_ISREG(seen.st_mode) and not seen.st_mode & 0o022 and seen.st_uid in (0, owner())
+        safe = stat.S_ISREG(seen.st_mode) and not seen.st_mode & 0o022 and seen.st_uid in (0, user_of_files())
         if not safe or seen.st_size != part.size or source.parent.is_symlink():
             return False
         os.link(source, target, follow_symlinks=False)

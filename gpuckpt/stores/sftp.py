@@ -132,8 +132,7 @@ def _behind_latest(session: Sftp, path: bytes) -> bytes:
     if not led_to:
         return path
     image = posixpath.join(above, os.fsencode(led_to))
-    seen = session.look(image) if series.names_one(led_to) else None
-    if not series.names_one(led_to) or (seen is not None and seen.is_link):
+    if not series.names_one(led_to) or ((seen := session.look(image)) is not None and seen.is_link):
         raise leads_elsewhere(os.fsdecode(path), led_to)
     return image
 

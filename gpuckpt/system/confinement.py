@@ -82,12 +82,6 @@ def _all_beneath(paths: tuple[Path, ...], places: tuple[Path, ...]) -> bool:
     return all(any(path.is_relative_to(place) for place in places) for path in paths)
 
 
-def owner() -> int:
-    """The user as whom this process makes and opens files: its effective one, and root where it is confined."""
-    found: int = _libc.setfsuid(-1)
-    return found
-
-
 def confine(keep: Keep) -> tuple[str, ...]:
     """Give up root in this process, which has one thread, for good. What is not there cannot be reached later.
 

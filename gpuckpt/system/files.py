@@ -13,6 +13,8 @@ from typing import Any
 
 from gpuckpt.model.records import dataclass
 
+_libc = ctypes.CDLL(None, use_errno=True)
+
 AT_FDCWD = -100
 RENAME_NOREPLACE = 1
 UNSUPPORTED = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -24,6 +26,12 @@ IN_MEMORY = (0x01021994, 0x858458F6)
 
 MOST_LINKS = 40
 """The kernel's own limit for one path."""
+
+
+def user_of_files() -> int:
+    """As whom this process makes and opens files: its effective user, and root where it is confined (setfsuid(2))."""
+    found: int = _libc.setfsuid(-1)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +146,7 @@ def _stands_there(name: str | Path, directory_fd: int | None) -> bool:
 
 def _rename_no_replace(source: str | Path, target: str | Path, directory_fd: int) -> int:
     """0 or the error's number."""
-    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    call = getattr(_libc, "renameat2", None)
     if call is None:
         return errno.ENOSYS
     flags = ctypes.c_uint(RENAME_NOREPLACE)
@@ -184,7 +192,7 @@ def _content(path: Path, most_bytes: int) -> bytes:
 def is_in_memory(path: Path) -> bool:
     """Whether what is written there stays in memory (and swap): tmpfs or ramfs. False where it cannot be told."""
     seen = ctypes.create_string_buffer(STATFS_BYTES)
-    if ctypes.CDLL(None).statfs(os.fsencode(path), seen) != 0:
+    if _libc.statfs(os.fsencode(path), seen) != 0:
         return False
     return ctypes.c_long.from_buffer(seen).value & 0xFFFFFFFF in IN_MEMORY
 

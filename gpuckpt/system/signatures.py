@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from gpuckpt.model.errors import MachineLacks, NotFound, Refused
 from gpuckpt.model.records import dataclass
 from gpuckpt.system import commands, invoker, procfs
-from gpuckpt.system.confinement import owner
-from gpuckpt.system.files import unsafe_places
+from gpuckpt.system.files import unsafe_places, user_of_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -105,7 +104,7 @@ def key_of(content: bytes, signature: bytes) -> Signer | None:
 def _require_safe(allowed: Path) -> None:
     if not allowed.is_file():
         raise NotFound(f"{allowed}: no such list of signers", "write one: ssh-keygen(1), ALLOWED SIGNERS")
-    unsafe = unsafe_places(allowed, owner())
+    unsafe = unsafe_places(allowed, user_of_files())
     if unsafe:
         raise Refused(f"others can change who may sign: {unsafe[0]}", "name a list that only root or you can write to")
 

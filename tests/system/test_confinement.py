@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give i
 TRY = """
 import ctypes, errno, json, os, socket, sys, threading
 from pathlib import Path
-from gpuckpt.system import commands, confinement
+from gpuckpt.system import commands, confinement, files
 
 inside, outside, victim = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 missing = confinement.confine(confinement.Keep(writes=(inside,)))
@@ -71,7 +71,7 @@ acts = {
     "make a device": lambda: os.mknod(inside / "device", 0o20600, os.makedev(1, 1)),
 }
 results = {name: tried(act) for name, act in acts.items()}
-print(json.dumps({"missing": missing, "owner": confinement.owner(), "results": results}), flush=True)
+print(json.dumps({"missing": missing, "owner": files.user_of_files(), "results": results}), flush=True)
 sys.stdin.read()
 """
 ALLOWED = 6
