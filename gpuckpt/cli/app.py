@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from typer.completion import completion_init  # type: ignore[attr-defined]  # it is the documented place
@@ -17,19 +17,8 @@ from typer.completion import completion_init  # type: ignore[attr-defined]  # it
 import gpuckpt
 from gpuckpt.cli.failing import fail, interrupt_on_signals
 from gpuckpt.cli.verb import Verb
+from gpuckpt.cli.verbs import VERBS
 from gpuckpt.model.errors import UsageError
-
-OF_A_TREE = "--tree PID [OPTIONS]"
-VERBS: dict[str, dict[str, Any]] = {
-    "dump": {"short_help": "Save a process tree as an image.", "options_metavar": OF_A_TREE},
-    "inspect": {"short_help": "Say what an image, a running tree or this host is."},
-    "restore": {"short_help": "Bring the tree of an image back, or repair one."},
-    "push": {"short_help": "Copy an image to another host."},
-    "pull": {"short_help": "Copy an image from another host."},
-    "migrate": {"short_help": "Move a process tree to another host.", "options_metavar": OF_A_TREE},
-    "serve": {"hidden": True},
-}
-"""How Typer is told of each; the function stands in the module of its name."""
 
 LISTING: tuple[list[str], ...] = ([], ["--help"], ["-h"], ["--version"])
 """What is answered without any verb's options."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from gpuckpt.cli.manner import Manner
+from gpuckpt.cli.verbs import VISIBLE
 from gpuckpt.model.errors import GpuckptError, Interrupted, UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 Handler = Callable[[int, FrameType | None], None] | signal.Handlers
 
-VERBS = ("dump", "inspect", "restore", "push", "pull", "migrate")
 OF_ALL_VERBS = ("--json", "--quiet", "-q", "--verbose", "-v", "--config")
 OF_A_TREE = {"dump": "IMAGE", "migrate": "USER@HOST"}
 """What takes a process by option, and what else it takes."""
@@ -52,7 +52,7 @@ def fail(error: BaseException, argv: Sequence[str]) -> int:
     from gpuckpt.model.report import Report  # noqa: PLC0415
 
     expected = as_expected(error)
-    command = next((word for word in argv if word in VERBS), "")
+    command = next((word for word in argv if word in VISIBLE), "")
     if expected is None:
         import traceback  # noqa: PLC0415  only a bug shows one
 
