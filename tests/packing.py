@@ -7,11 +7,11 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from gpuckpt.images.encoding import FrameCoder
 from gpuckpt.images.packs import (
     FRAME_BYTES,
     ZERO,
     Frame,
-    FrameCoder,
     Index,
     PackWriter,
     digest_of,

@@ -10,7 +10,8 @@ from pathlib import Path
 import pyrage
 
 from gpuckpt.flows.sealing import Sealing
-from gpuckpt.images.packs import ZERO, Frame, FrameCoder, Index, PackWriter, digest_of, encode
+from gpuckpt.images.encoding import FrameCoder
+from gpuckpt.images.packs import ZERO, Frame, Index, PackWriter, digest_of, encode
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.manifest import Part
 from gpuckpt.stores import directory

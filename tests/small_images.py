@@ -6,7 +6,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from gpuckpt.images.packs import Frame, FrameCoder, Index, PackWriter, digest_of, encode
+from gpuckpt.images.encoding import FrameCoder
+from gpuckpt.images.packs import Frame, Index, PackWriter, digest_of, encode
 from gpuckpt.model import manifest as manifests
 from gpuckpt.stores import directory
 from tests.cli.cli_samples import manifest as sample_manifest

@@ -351,7 +351,12 @@ LockTimeout = Annotated[
 ]
 Level = Annotated[
     str,
-    typer.Option("--level", metavar="LEVEL", parser=level, help="How hard to compress: -5 (fast) to 19, or none."),
+    typer.Option(
+        "--level",
+        metavar="LEVEL",
+        parser=level,
+        help="How hard to compress: -5 (fast) to 19, or none. Below 0 a sample decides whether to.",
+    ),
 ]
 Workers = Annotated[
     int | None,

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING
 from gpuckpt.images import streaming
 from gpuckpt.images.captureworker import READ_BYTES, Pages, Place, Small, SmallFile, Worker
 from gpuckpt.images.cuts import Cuts
+from gpuckpt.images.encoding import DEFAULT_LEVEL
 from gpuckpt.images.intake import Intake, Source
-from gpuckpt.images.packs import DEFAULT_LEVEL, PackFile, PackSink, PackWriter
+from gpuckpt.images.packs import PackFile, PackSink, PackWriter
 from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:

@@ -11,8 +11,9 @@ import blake3
 
 from gpuckpt.images import streaming
 from gpuckpt.images.cuts import Cuts
+from gpuckpt.images.encoding import FrameCoder
 from gpuckpt.images.packindex import FRAME_BYTES, ZERO, Frame, PackFile
-from gpuckpt.images.packs import FrameCoder, PackSink, digest_of, is_zero, page_aligned
+from gpuckpt.images.packs import PackSink, digest_of, is_zero, page_aligned
 from gpuckpt.model.errors import ImageCorrupt
 from gpuckpt.model.records import dataclass
 

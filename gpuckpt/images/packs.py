@@ -4,7 +4,7 @@ A pack is written by one worker, front to back, and named at its end by the BLAK
 then on it never changes, and images can share it. Readers trust nothing: a frame is used only after
 its length and the BLAKE3 of its raw bytes were compared.
 
-Sources: the zstd frame format is RFC 8878; python-zstandard's API is that of 0.23.
+What is stored of a frame is images/encoding.py's; how it is read again, images/decoding.py's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import threading
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import blake3
-import zstandard
 
 from gpuckpt.images.decoding import Decoder, digest_of, zero_digest
 from gpuckpt.images.packindex import (
@@ -46,7 +45,6 @@ __all__ = [
     "NAME",
     "ZERO",
     "Frame",
-    "FrameCoder",
     "Index",
     "PackFile",
     "PackReader",
@@ -62,18 +60,11 @@ __all__ = [
     "settled",
 ]
 
-DEFAULT_LEVEL = -1
-"""Measured on memory that compresses by half, seconds of the capture: 2 cores, 2.1 GB: 1.02 at level -1, 0.88 at none;
-16 cores, 13.6 GB: 1.50 and 1.36. On a disk -1 wins: 2 cores, ext4, synced: 1.16 and 1.43."""
-LEVELS = range(-5, 20)
 MAX_THREADS = 16
 """Of those that read frames: 8 MiB of buffers each."""
 
 READ_BACK_BYTES = 256 << 10
 """Of a finished pack at a time: a part of a core's own cache, so that the bytes cross the memory bus once."""
-
-WORTH = 32
-"""A frame is stored as it is unless compression saves one part in this many."""
 
 _AGAIN = "copy the image again, or restore another one"
 Work = TypeVar("Work")
@@ -93,27 +84,6 @@ def is_zero(raw: memoryview, digest: bytes, key: bytes = b"") -> bool:
     if raw[0] or raw[-1] or raw[len(raw) // 2]:
         return False
     return digest == zero_digest(len(raw), key)
-
-
-class FrameCoder:
-    """Turns raw bytes into what is stored. One for each thread."""
-
-    def __init__(self, level: int | None) -> None:
-        """`level` is zstd's, None stores everything as it is."""
-        self._compressor = (
-            None
-            if level is None
-            else zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
-        )
-
-    def encode(self, raw: memoryview) -> tuple[memoryview | bytes, bool]:
-        """The bytes to store, and whether they are compressed."""
-        if self._compressor is None:
-            return raw, False
-        packed = self._compressor.compress(raw)
-        if len(packed) > len(raw) - len(raw) // WORTH - 1:
-            return raw, False
-        return packed, True
 
 
 class PackSink(Protocol):

@@ -16,6 +16,7 @@ import pytest
 
 from gpuckpt.images import captureworker, cuts, framesource, lean, packs, sharing
 from gpuckpt.images.capture import Capture, Settings
+from gpuckpt.images.encoding import FrameCoder
 from gpuckpt.system import procfs
 from tests import harness
 
@@ -290,7 +291,7 @@ class TestBase:
     @staticmethod
     def pack(directory: Path, pieces: list[bytes]) -> packs.Index:
         directory.mkdir()
-        writer, coder, frames, offset = packs.PackWriter(directory, 0), packs.FrameCoder(None), [], 0
+        writer, coder, frames, offset = packs.PackWriter(directory, 0), FrameCoder(None), [], 0
         for piece in pieces:
             stored, compressed = coder.encode(memoryview(piece))
             at = writer.append(stored)

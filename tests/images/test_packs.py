@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuckpt.images import lean, packs
+from gpuckpt.images.encoding import FrameCoder
 from gpuckpt.images.framesource import verify_all
-from gpuckpt.images.packs import FrameCoder, Index, PackReader, PackWriter, Window
+from gpuckpt.images.packs import Index, PackReader, PackWriter, Window
 from gpuckpt.model.errors import ImageCorrupt, ImageTooNew
 
 PAGE = 4096
