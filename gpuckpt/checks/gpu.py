@@ -17,6 +17,8 @@ KNOWN_BUGS = {
     "595.71": "ending a restored GPU process can freeze the whole host (NVIDIA/cuda-checkpoint issue 53)",
     "610.57": "locking a busy process can end it by SIGSEGV (NVIDIA/cuda-checkpoint issue 58)",
 }
+NO_MANAGED_UP_TO = 610
+"""None of the drivers so far can suspend managed memory; a later one is asked."""
 FEATURES = ((570, "PyTorch and whatever else loads NVML, and trees of several CUDA processes"),)
 ARM_DRIVER = 595
 
@@ -223,8 +225,19 @@ def _shared(facts: DumpFacts) -> Judgement | None:
 def _managed(facts: DumpFacts) -> Judgement | None:
     if not facts.uses_cuda:
         return None
-    hint = "if the job calls cudaMallocManaged, do not dump it: the driver's checkpoint does not support managed memory"
-    return unknown("no managed (UVM) memory", "it cannot be seen from outside", hint)
+    holders = [
+        f"{process.id.pid} {process.comm}: {size(file.managed_bytes)}"
+        for process in facts.tree.processes
+        for file in process.gpu_files
+        if file.managed_bytes
+    ]
+    return none_of(
+        holders,
+        expected="no managed (UVM) memory",
+        hint="the driver's checkpoint does not support it: the job has to do without cudaMallocManaged",
+        fine="none is mapped",
+        severity="note" if major(facts.host.gpu) > NO_MANAGED_UP_TO else None,
+    )
 
 
 def _persistence(facts: HasGpuJob) -> Judgement | None:
@@ -325,7 +338,7 @@ GPU_COPY_ROOM: Check[DumpFacts] = Check(
     "gpu-copy-room", "block", "host and cgroups have room for the copy of the GPU memory", _copy_room
 )
 GPU_SHARED: Check[DumpFacts] = Check("gpu-shared", "note", "nobody else uses the job's GPUs", _shared)
-GPU_MANAGED: Check[DumpFacts] = Check("gpu-managed", "note", "the job uses no managed memory", _managed)
+GPU_MANAGED: Check[DumpFacts] = Check("gpu-managed", "block", "the job uses no managed memory", _managed)
 GPU_PERSISTENCE: Check[HasGpuJob] = Check("gpu-persistence", "note", "persistence mode is on", _persistence)
 HUGE_PAGES: Check[CopiesGpu] = Check(
     "huge-pages", "note", "the host has transparent huge pages, or --huge-pages asks for them", _huge_pages

@@ -43,6 +43,8 @@ class GpuMapping:
 
     where: str
     path: str
+    managed_bytes: int = 0
+    """Managed (UVM) memory in mappings of this file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -225,7 +225,16 @@ GPU: Cases = {
     "gpu-shared": Case(
         GPU_FINE, gpu_dump(host=driver(gpus=(replace(GPU0, compute_pids=(1000, 812)), GPU1))), ("GPU-aaaa", "812")
     ),
-    "gpu-managed": Case(FINE, GPU_FINE, ("cannot be seen",), quiet=True),
+    "gpu-managed": Case(
+        GPU_FINE,
+        dump(
+            replace(
+                gpu_tree(),
+                processes=(replace(OWNER, gpu_files=(GpuMapping("7f00-7f80", "/dev/nvidia-uvm", 256 << 20),)),),
+            )
+        ),
+        ("256 MiB",),
+    ),
     "huge-pages": Case(
         gpu_dump(host=host(transparent_huge_pages="always")),
         gpu_dump(host=host(transparent_huge_pages="madvise")),

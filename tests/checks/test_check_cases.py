@@ -14,7 +14,7 @@ ALL = [
     pytest.param(check, cases, id=f"{verb}-{check.id}") for verb, (checks, cases) in LISTS.items() for check in checks
 ]
 
-NEVER_CERTAIN = {"gpu-managed", "file-locks"}
+NEVER_CERTAIN = {"file-locks"}
 """Checks that only ever say that something cannot be known."""
 
 

@@ -287,6 +287,14 @@ def test_gpu_files_in_a_tree_without_cuda():
     assert verdict("gpu-files", dump(tree(root_process=monitor))) == "fail"
 
 
+@pytest.mark.parametrize(("installed", "severity"), [("580.159.04", "block"), ("610.57", "block"), ("620.10", "note")])
+def test_a_later_driver_is_asked_about_managed_memory(installed, severity):
+    user = process(gpu_files=(GpuMapping("7f0000000000-7f0000800000", "/dev/nvidia-uvm", 8 << 20),))
+    facts = dump(gpu_tree(processes=(user,)), host=driver(version=installed))
+    found = next(check for check in DUMP_CHECKS if check.id == "gpu-managed").finding(facts, frozenset())
+    assert (found.verdict, found.severity) == ("fail", severity)
+
+
 def test_a_context_without_memory_counts_as_nothing():
     agent = gpu_tree(process(1010), cuda=(CUDA_1000, CUDA_1010))
     assert "16.2 GiB" in judged("gpu-copy-room", dump(agent)).expected

@@ -29,6 +29,11 @@ PTMX = os.makedev(5, 2)
 NVIDIA_MAJOR = 195
 GPU_NAMES = ("/dev/nvidia", "/dev/gdrdrv")
 GPU_DRIVERS = ("nvidia", "gdrdrv")
+UVM = "/dev/nvidia-uvm"
+MANAGED_FROM = 1 << 44
+"""Every CUDA process has one mapping of that file, of 2 MiB, where the driver keeps its own (0x204a00000); what
+cudaMallocManaged gives lies where mmap puts mappings, high. Seen with driver 580.159 on an H200: 17 kinds of programs
+without managed memory (CUDA C, PyTorch, JAX, CuPy, Numba) had only the first, three with it had both."""
 NOT_FILES = ("/memfd:", "/secretmem", "/dmabuf:")
 """Kernel objects whose link looks like a path."""
 IO_URING = "anon_inode:[io_uring]"
@@ -155,7 +160,11 @@ def find_gpu_files(
     for mapping in mappings:
         if mapping.path.startswith("/dev/") and mapping.path != DEV_ZERO:
             mapped.setdefault(mapping.path, []).append(mapping)
-    found = (GpuMapping(_ranges(same), path) for path, same in mapped.items() if _is_gpu_mapping(pid, same[0], majors))
+    found = (
+        GpuMapping(_ranges(same), path, _managed_bytes(path, same))
+        for path, same in mapped.items()
+        if _is_gpu_mapping(pid, same[0], majors)
+    )
     return (*opened, *found)
 
 
@@ -164,6 +173,12 @@ def _is_gpu_mapping(pid: int, mapping: Mapping, majors: frozenset[int]) -> bool:
         return True
     status = stat_path(f"/proc/{pid}/map_files/{mapping.range}")
     return status is not None and stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) in majors
+
+
+def _managed_bytes(path: str, mappings: Iterable[Mapping]) -> int:
+    if path != UVM:
+        return 0
+    return sum(mapping.end - mapping.start for mapping in mappings if mapping.start >= MANAGED_FROM)
 
 
 def _is_gpu(path: str, device: int, majors: frozenset[int]) -> bool:

@@ -168,6 +168,29 @@ ready(); forever()
 """
 
 
+MANAGED = """
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+assert libc.unshare(0x20000) == 0
+assert libc.mount(b'none', b'/', None, 0x44000, None) == 0
+assert libc.mount(b'none', b'/dev', b'tmpfs', 0, None) == 0
+os.mknod('/dev/nvidia-uvm', 0o600 | 0x2000, os.makedev(1, 5))
+fd = os.open('/dev/nvidia-uvm', os.O_RDWR)
+assert libc.mmap(0x204a00000, 2 << 20, 3, 0x100012, fd, 0) == 0x204a00000  # MAP_PRIVATE, MAP_FIXED_NOREPLACE
+keep = [libc.mmap(None, size << 20, 3, 2, fd, 0) for size in sizes]
+os.close(fd)
+ready(); forever()
+"""
+
+
+@pytest.mark.parametrize(("sizes", "managed"), [([], 0), ([8], 8 << 20), ([2, 256], 258 << 20)])
+def test_managed_memory_is_what_the_driver_has_not_mapped_for_itself(programs, sizes, managed):
+    child = programs.start(f"sizes = {sizes}\n{MANAGED}")
+    (found,) = procfs.gpu_files(child.pid)
+    assert (found.path, found.managed_bytes) == ("/dev/nvidia-uvm", managed)
+
+
 def test_gpu_files_by_name(programs, read):
     # Memory devices under a GPU's name, in the program's own mount namespace: /proc shows them as it would a GPU.
     child = programs.start(GPU)
