@@ -365,7 +365,8 @@ class RestoreWork:
         except OwnerSays as last:
             if last.message.get("left") or "left" not in last.message:
                 raise self._error_from(last.message) from None
-            raise _interrupted(trouble, "nothing is left behind") from None
+            cause = "" if last.message.get("broken_off") else last.message["message"]
+            raise _interrupted(trouble, "nothing is left behind", cause=cause) from None
         except OwnerGone:
             said = self._repair()
         if self.request.wait:
@@ -586,11 +587,12 @@ def _nothing_touched(trouble: BrokenOff) -> GpuckptError:
     return _interrupted(trouble, "nothing was touched")
 
 
-def _interrupted(trouble: BrokenOff, what: str, *, restored: bool = False) -> GpuckptError:
+def _interrupted(trouble: BrokenOff, what: str, *, restored: bool = False, cause: str = "") -> GpuckptError:
+    """The error to raise; `cause`: what it was waiting for, where a deadline broke it off."""
     process: ProcessState = "restored" if restored else "untouched"
     if trouble.signal_number is not None:
         return Interrupted(trouble.signal_number, f"broken off: {trouble.why}; {what}", process=process)
     if restored:
         return RestoredUnhealthy(f"broken off: {trouble.why}; {what}", "look at the job yourself", process=process)
     # What a failed restore leaves is in the meaning of its status, which stands in front of this.
-    return RestoreFailed(f"broken off: {trouble.why}", "give it more time")
+    return RestoreFailed(": ".join(filter(None, ("broken off", trouble.why, cause))), "give it more time")

@@ -215,6 +215,12 @@ def raise_if_aborted(main: Channel) -> str | None:
     return word
 
 
+def stop_if_aborted(main: Channel) -> None:
+    """Between two long steps: raises Aborted when main has said so meanwhile, or is gone."""
+    while raise_if_aborted(main) is not None:
+        pass
+
+
 def choke(pid: int) -> None:
     """Let every write of this CRIU fail from now on, as on a full disk: it gives up by itself, at once and cleanly.
 

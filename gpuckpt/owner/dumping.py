@@ -21,7 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.jsonform import to_json
-from gpuckpt.owner.criurun import SILENCE_SECONDS, Aborted, CriuFailure, CriuRun, Expired, MainSilent
+from gpuckpt.owner.criurun import (
+    SILENCE_SECONDS,
+    Aborted,
+    CriuFailure,
+    CriuRun,
+    Expired,
+    MainSilent,
+    stop_if_aborted,
+)
 from gpuckpt.owner.gate import Gate
 from gpuckpt.owner.giving import Held, await_stopped, continue_all, lock_stays, stop_all
 from gpuckpt.owner.hostchanges import HugePages
@@ -137,11 +145,13 @@ class DumpWork:
         self._main.send("phase", phase="lock")
         lock_all(self._order.tree, self._means.suspender, self._order.lock_timeout_ms, self._means.journal)
         self._clock.end("lock")
+        stop_if_aborted(self._main)
         self._clock.begin()
         self._main.send("phase", phase="gpu_to_host")
         self._clock.stopped_since = time.monotonic()
         checkpoint_all(self._order.tree, self._means.suspender, self._means.journal, self._means.deadline)
         self._clock.end("gpu_to_host")
+        stop_if_aborted(self._main)
         if not self._order.leave_running:
             self._huge_pages.end()  # no resume will come
 

@@ -54,13 +54,17 @@ def await_room(
     driver: Callable[[], GpuDriver],
     deadline: float,
     gpu_map: Mapping[str, str] | None = None,
+    given_up: Callable[[], bool] = lambda: False,
 ) -> str:
-    """Wait until the GPUs have room for these processes; returns the shortage that was left at the deadline."""
+    """Wait until the GPUs have room for these processes; returns the shortage that was left at the deadline.
+
+    Or before that, where `given_up` says that nobody waits for it any more.
+    """
     needs = needed(members, gpu_map)
     if not needs:
         return ""
     while True:
         missing = shortage(needs, driver())
-        if not missing or time.monotonic() > deadline:
+        if not missing or time.monotonic() > deadline or given_up():
             return missing
         time.sleep(POLL_SECONDS)

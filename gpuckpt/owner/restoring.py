@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from gpuckpt.model.errors import in_words
 from gpuckpt.model.jsonform import to_json
 from gpuckpt.owner import gpumemory
-from gpuckpt.owner.criurun import Aborted, CriuFailure, CriuRun, Expired
+from gpuckpt.owner.criurun import Aborted, CriuFailure, CriuRun, Expired, stop_if_aborted
 from gpuckpt.owner.decision import decide
 from gpuckpt.owner.dumping import Clock
 from gpuckpt.owner.enclosure import Enclosure
@@ -35,7 +35,7 @@ from gpuckpt.owner.hostchanges import HugePages
 from gpuckpt.owner.identifying import find, identify, numbers_inside
 from gpuckpt.owner.messages import Channel, PeerGone, TreeOrder
 from gpuckpt.owner.streams import Streams
-from gpuckpt.owner.suspension import HOLD_SECONDS, ResumeFailed, in_parallel, let_run, resume_all
+from gpuckpt.owner.suspension import HOLD_SECONDS, NoRoom, ResumeFailed, in_parallel, let_run, resume_all
 from gpuckpt.owner.unwind import MEMORY_WAIT_SECONDS, Means, remove_network_lock
 from gpuckpt.system import cgroups, criu, criu_log, namespaces, procfs, terminal
 from gpuckpt.system.hold import Hold, HoldError
@@ -98,12 +98,14 @@ class RestoreWork:
             self._let_run(tree)
         except CriuFailure as failure:
             self._fail(failure.cause, failure.remedy, failure.line)
+        except NoRoom as error:
+            self._fail(str(error), "repeat the command when there is room, or name other GPUs by --gpu")
         except (ResumeFailed, HoldError, OSError) as error:
             self._fail(in_words(error))
         except Expired:
-            self._fail("the deadline (--timeout) passed, or CRIU made no progress any more")
+            self._fail("the deadline (--timeout) passed, or CRIU made no progress any more", broken_off=True)
         except (Aborted, PeerGone):
-            self._fail("the restore was broken off")
+            self._fail("the restore was broken off", broken_off=True)
         else:
             self._report(tree)
 
@@ -276,13 +278,23 @@ class RestoreWork:
             tree,
             suspender,
             self._means.journal,
-            room=lambda members: gpumemory.await_room(members, self._means.driver, deadline, gpu_map),
+            room=lambda members: gpumemory.await_room(
+                members, self._means.driver, deadline, gpu_map, self._is_given_up
+            ),
             gpu_map=gpu_map,
             exitkill=True,
             hold=self._hold,
             ready=lambda: self._ready(tree),
             whole=self._let_outlive,
         )
+
+    def _is_given_up(self) -> bool:
+        """Main does not want it any more, or is gone; asked while there is a wait that can be ended."""
+        try:
+            stop_if_aborted(self._main)
+        except Aborted:
+            return True
+        return False
 
     def _ready(self, tree: TreeOrder) -> None:
         self._clock.end("host_to_gpu")
@@ -325,8 +337,8 @@ class RestoreWork:
         while os.waitpid(root.pid, os.WNOHANG) == (0, 0):
             terminal.discard(self._order.master, WAIT_STEP_SECONDS)
 
-    def _fail(self, message: str, hint: str = "", line: str = "") -> None:
-        """End what was built, then say what happened."""
+    def _fail(self, message: str, hint: str = "", line: str = "", *, broken_off: bool = False) -> None:
+        """End what was built, then say what happened; `broken_off`: because main, or the deadline, wanted it so."""
         if self._hold is not None:
             for identity in find(self._order.tree, self._enclosure).values():
                 self._kill_held(identity.pid)
@@ -342,7 +354,9 @@ class RestoreWork:
         self._means.journal.write("ended-half-built", left=left)
         self._huge_pages.end()
         log, notes = str(self._paths.log), self._huge_pages.notes
-        self._tell("failed", message=message, hint=hint, line=line, log=log, left=left, notes=notes)
+        self._tell(
+            "failed", message=message, hint=hint, line=line, log=log, left=left, notes=notes, broken_off=broken_off
+        )
 
     def _end_half_built(self) -> list[int]:
         if self._enclosure is not None and self._enclosure.has_own_pids:

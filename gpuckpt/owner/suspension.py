@@ -51,6 +51,10 @@ class ResumeFailed(Exception):
     """A process could not be resumed; the message is for the user."""
 
 
+class NoRoom(ResumeFailed):
+    """GPUs have too little free memory; nothing was restored yet, so that it can be tried again."""
+
+
 def in_parallel(
     members: Sequence[CudaMember], act: Callable[[CudaMember], None], seconds: float = COPY_SECONDS
 ) -> list[Exception]:
@@ -220,7 +224,7 @@ def _bring_back(
     if checkpointed:
         missing = room(checkpointed)
         if missing:
-            raise ResumeFailed(missing)
+            raise NoRoom(missing)
         suspender.prepare()
         journal.write("cuda-restore")
         _act(checkpointed, lambda member: suspender.restore(member.id.pid, gpu_map))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import harness
+from tests import harness, memory_cgroups
 from tests.e2e import rounds
 from tests.faults import arena
 from tests.harness import start_gpuckpt
@@ -22,33 +22,11 @@ LIMIT_BYTES = 300 * 1000 * 1000
 SETTLE = ("--settle", 0.2)
 
 
-def place_for_a_cgroup() -> tuple[Path, str] | None:
-    """Where a memory cgroup can be made, version 1 or 2, and the name of its limit; None where none can be."""
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        number, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            return Path("/sys/fs/cgroup/memory") / path.lstrip("/"), "memory.limit_in_bytes"
-        with contextlib.suppress(OSError):
-            if number == "0" and "memory" in Path("/sys/fs/cgroup/cgroup.subtree_control").read_text().split():
-                return Path("/sys/fs/cgroup"), "memory.max"
-    return None
-
-
 @pytest.fixture
 def cgroup():
     """A cgroup that may have 300 MB, the page cache of what is written included; None where none can be made."""
-    found = place_for_a_cgroup()
-    made = found[0] / f"gpuckpt-test-{os.getpid()}" if found else None
-    try:
-        if made is not None:
-            made.mkdir()
-            (made / found[1]).write_text(str(LIMIT_BYTES))
-    except OSError:
-        made = None
-    yield made
-    if made is not None:
-        harness.wait_for(lambda: not (made / "cgroup.procs").read_text(), "the cgroup is empty")
-        made.rmdir()
+    with memory_cgroups.limited(LIMIT_BYTES) as made:
+        yield made
 
 
 def peaks(run) -> dict[str, int]:

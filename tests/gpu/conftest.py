@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests import harness
+from tests.gpu.survivor import Hog, Survivors, evidence
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "gpu_counter.py"
+HOG = PROGRAM.with_name("gpu_hog.py")
 START_SECONDS = 180.0
 
 
@@ -135,3 +137,38 @@ def torch_job(python_with_torch, tmp_path):
     yield start
     for job in jobs:
         job.end()
+
+
+@pytest.fixture(scope="session")
+def survivors(python_with_torch, tmp_path_factory):
+    """The job that all tests with a `survivor` share, one after the other."""
+    directory, started = tmp_path_factory.mktemp("survivors"), []
+
+    def start(gib: float, *options: str) -> TorchJob:
+        started.append(TorchJob(python_with_torch, directory / f"job{len(started)}.log", gib, *options))
+        return started[-1]
+
+    shared = Survivors(start)
+    yield shared
+    shared.spoil()
+
+
+@pytest.fixture
+def survivor(request, survivors):
+    """A PyTorch process of 1 GiB with a captured graph, which the test must leave running."""
+    failed, job = request.session.testsfailed, survivors.fit()
+    yield job
+    if request.session.testsfailed > failed:
+        print(evidence(job))
+        survivors.spoil()
+
+
+@pytest.fixture
+def hog(python_with_torch, tmp_path):
+    """Another process on GPU 0, which has taken nothing yet."""
+    started = Hog(python_with_torch, HOG, tmp_path / "hog.err")
+    try:
+        started.await_answer("ready", START_SECONDS)
+        yield started
+    finally:
+        started.end()
