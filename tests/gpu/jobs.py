@@ -11,6 +11,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -98,7 +99,7 @@ class Job:
             return all(len(self.steps(suffix)) >= 3 for suffix in self.row.logs)
 
         left = START_SECONDS - (time.monotonic() - self.began)
-        harness.wait_for(came, f"the first steps of {self.row.name}: {self.said()}", max(left, 1.0))
+        self._await(came, "its first steps", max(left, 1.0))
 
     def await_steps(self, more: int, seconds: float = STEP_SECONDS) -> None:
         """Wait for `more` steps from now in every log."""
@@ -108,26 +109,31 @@ class Job:
             assert self.is_alive(), f"{self.row.name} has ended: {self.said()}"
             return all(len(self.steps(suffix)) >= goal for suffix, goal in goals.items())
 
-        try:
-            harness.wait_for(came, "", seconds)
-        except AssertionError:
-            at = {suffix: len(self.steps(suffix)) for suffix in self.row.logs}
-            raise AssertionError(
-                f"{self.row.name} stands still at step {at}, wanted {goals}: state "
-                f"{harness.state(self.pid)}; {self.said()}"
-            ) from None
+        self._await(came, f"the steps {goals}", seconds)
+
+    def _await(self, came: Callable[[], bool], what: str, seconds: float) -> None:
+        """Fails with where the logs are, the state of its first process, and the end of what it printed."""
+        deadline = time.monotonic() + seconds
+        while not came():
+            if time.monotonic() > deadline:
+                at = {suffix: len(self.steps(suffix)) for suffix in self.row.logs}
+                raise AssertionError(
+                    f"{self.row.name}: never came within {seconds:.0f} s: {what}; it is at {at}, "
+                    f"state {harness.state(self.pid)}: {self.said()}"
+                )
+            time.sleep(0.02)
 
     def digests(self, seconds: float = 60.0) -> dict[str, str]:
         """What each process of the tree with a log says of its constant memory."""
         asked = {suffix: len(self._told(suffix)) for suffix in self.row.logs}
         for suffix in asked:
             Path(f"{self.path(suffix)}.ask").touch()
-        harness.wait_for(
-            lambda: not self.is_alive() or all(len(self._told(suffix)) > count for suffix, count in asked.items()),
-            f"the digests of {self.row.name}: {self.said()}",
-            seconds,
-        )
-        assert self.is_alive(), f"{self.row.name} has ended: {self.said()}"
+
+        def came() -> bool:
+            assert self.is_alive(), f"{self.row.name} has ended: {self.said()}"
+            return all(len(self._told(suffix)) > count for suffix, count in asked.items())
+
+        self._await(came, "its digests", seconds)
         return {suffix: self._told(suffix)[-1] for suffix in asked}
 
     def _told(self, suffix: str) -> list[str]:
@@ -163,8 +169,9 @@ class Job:
             assert one == other, f"step {one[0]} is {one[1]}, uninterrupted it is {other[1]}"
 
     def pids(self) -> list[int]:
-        """Its processes: all of its session."""
-        return [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _session(pid) == self.pid]
+        """Its living processes: all of its session."""
+        everybody = map(int, filter(str.isdecimal, os.listdir("/proc")))
+        return [pid for pid in everybody if _session(pid) == self.pid and harness.alive(pid)]
 
     def end(self) -> None:
         """End all of it, first kindly: a killed CUDA process leaves its memory to be cleared by the driver."""
