@@ -195,3 +195,48 @@ def test_rows_that_were_not_run_are_recorded_as_skipped(tmp_path):
     found = {entry["row"]: entry["outcome"] for entry in json.loads(file.read_text())}
     assert found.keys() == {"eager", "jax"}
     assert all(outcome.startswith("skipped: ") for outcome in found.values()), found
+
+
+ROWS_OF_A_FAKE_GPU = """
+import sys
+from tests.gpu import conftest, rows
+
+conftest.torch_python = lambda: sys.executable  # whichever: the stand-ins need none
+stand_in = lambda name, *options, **more: rows.Row(name, "a stand-in", "standin.py", options, **more)
+rows.ROWS = (
+    stand_in("whole", "--gpu-mib", "16"),
+    stand_in("refused", "--gpu-mib", "8", "--watch", refused=rows.Refusal(("inotify",), ("/proc",))),
+    stand_in("dies", "--die", "1"),
+    stand_in("wrongly_refused", "--watch"),
+    stand_in("too_large", gpus=9),
+)
+"""
+
+
+@pytest.mark.criu
+def test_the_whole_matrix_on_a_fake_gpu(fake_gpu, tmp_path):
+    """What runs on a GPU host, but for the rows: each result is recorded, and a row that fails stops no other."""
+    fake_gpu.configure(total=8 << 30)
+    (tmp_path / "fewrows.py").write_text(ROWS_OF_A_FAKE_GPU)
+    argv = [sys.executable, "-m", "pytest", "tests/gpu/test_matrix.py", "-q", "-p", "fewrows", "-k", "test_row"]
+    environment = {name: value for name, value in fake_gpu.environment.items() if not name.startswith("PYTEST_")}
+    environment |= {"GPUCKPT_GPU_OUT": str(tmp_path / "out"), "PYTHONPATH": f"{tmp_path}:{environment['PYTHONPATH']}"}
+    done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200)
+    assert "2 failed, 2 passed, 1 skipped" in done.stdout, done.stdout + done.stderr
+    (file,) = (tmp_path / "out").glob("rows-*.json")
+    found = {entry["row"]: entry for entry in json.loads(file.read_text())}
+    outcomes = {name: entry["outcome"] for name, entry in found.items()}
+    assert outcomes["whole"] == "passed"
+    assert outcomes["refused"].startswith("passed: refused (20, ")
+    assert outcomes["dies"].startswith("failed: AssertionError: dies ended before its first steps: as it was told")
+    assert (
+        outcomes["wrongly_refused"].startswith("failed: AssertionError: dump: {")
+        and "inotify" in outcomes["wrongly_refused"]
+    )
+    assert outcomes["too_large"].startswith("skipped: needs 9 GPUs, here is ")
+    whole = found["whole"]
+    assert whole["gpu_memory_bytes"] >= 16 << 20
+    assert {"gpu_to_host", "capture"} <= whole["dump_seconds"].keys()
+    assert {"criu", "host_to_gpu"} <= whole["restore_seconds"].keys()
+    assert whole["gpu"] and whole["driver"] and whole["criu"]
+    assert not [one for one in Path("/dev/shm").glob("gpuckpt-gpu-tests-*") if any(one.iterdir())]

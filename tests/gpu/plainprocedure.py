@@ -45,7 +45,7 @@ class Driver:
 def criu(program: str, verb: str, directory: Path, *options: str) -> None:
     """CRIU without plugins; RuntimeError with the end of its log."""
     (directory / "no-plugins").mkdir(exist_ok=True)
-    argv = [program, verb, "--images-dir", directory, "--log-file", f"{verb}.log", "-v2"]
+    argv = [program, verb, "--no-default-config", "--images-dir", directory, "--log-file", f"{verb}.log", "-v2"]
     argv += ["--libdir", directory / "no-plugins", "--link-remap", "--manage-cgroups=ignore", *options]
     done = subprocess.run([*map(str, argv)], stdin=subprocess.DEVNULL, timeout=LIMIT_SECONDS)
     if done.returncode:
@@ -76,7 +76,17 @@ def main() -> None:
             with phase("gpu_to_host"):
                 driver.call("Checkpoint", options.pid)
             with phase("capture"):
-                criu(options.criu, "dump", options.directory, "--tree", str(options.pid), "--ghost-limit", "1G")
+                criu(
+                    options.criu,
+                    "dump",
+                    options.directory,
+                    "--tree",
+                    str(options.pid),
+                    "--ghost-limit",
+                    "1G",
+                    "--timeout",
+                    "200",
+                )
         except RuntimeError:
             for action in ("Restore", "Unlock"):
                 with contextlib.suppress(RuntimeError):

@@ -37,10 +37,10 @@ def main() -> None:
     parser = contract.parser()
     parser.add_argument("--child", action="store_true")
     options = parser.parse_args()
-    import torchstate  # only here: the child shall have no CUDA
-
     if options.child:
         child = subprocess.Popen([sys.executable, __file__, "--only-nvml"])
+    import torchstate  # only here: the child shall have no CUDA, and has its files open before the first step
+
     handle = open_nvml()
     total = poll(handle)
     state = torchstate.State(options.gib)
