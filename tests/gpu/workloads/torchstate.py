@@ -33,7 +33,7 @@ def checksum(tensors: list[torch.Tensor]) -> str:
     """All 32-bit words as integers, weighted by their place: exact, on the GPU, and order matters."""
     total = 0
     for tensor in tensors:
-        for part in tensor.view(torch.int32).split(1 << 24):
+        for part in tensor.flatten().view(torch.int32).split(1 << 24):
             weights = torch.arange(1, part.numel() + 1, device=part.device, dtype=torch.int64)
             total = (total * 31 + int((part.to(torch.int64) * weights).sum().item())) % (1 << 61)
     return f"{total:016x}"

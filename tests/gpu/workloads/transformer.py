@@ -32,7 +32,9 @@ class Model:
         def weight(*shape: int) -> torch.Tensor:
             return torch.randn(*shape, device="cuda") * shape[0] ** -0.5
 
-        self.embedding, self.place = weight(VOCABULARY, WIDTH), weight(POSITIONS, WIDTH)
+        # Both of unit variance, so that a token's place counts as much as the token: no short cycles.
+        self.embedding = weight(VOCABULARY, WIDTH) * VOCABULARY**0.5
+        self.place = weight(POSITIONS, WIDTH) * POSITIONS**0.5
         self.head = weight(WIDTH, VOCABULARY)  # of its own: tied to the embedding, each token would follow itself
         self.blocks = [
             (weight(WIDTH, 3 * WIDTH), weight(WIDTH, WIDTH), weight(WIDTH, 4 * WIDTH), weight(4 * WIDTH, WIDTH))
