@@ -29,6 +29,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tests import harness  # noqa: E402 - the script runs from anywhere
+from tests.bench import picture  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -257,29 +258,20 @@ def summary(runs: list[Run]) -> dict[str, dict[str, float]]:
     return result
 
 
-def picture(found: dict[str, dict[str, float]], title: str) -> str:
+def drawn(found: dict[str, dict[str, float]], title: str) -> str:
     """Bars of the minima, a mark at each median, as SVG."""
     longest = max(one["median"] for one in found.values()) or 1.0
-    rows = []
+    shapes = []
     for number, (name, one) in enumerate(found.items()):
-        y, width, median = 50 + number * 30, 380 * one["minimum"] / longest, 380 * one["median"] / longest
-        colour = "#2a6f97" if name.startswith("gpuckpt") else "#9a9a9a"
-        rows.append(f'<text x="200" y="{y + 14}" text-anchor="end">{name}</text>')
-        rows.append(f'<rect x="210" y="{y}" width="{width:.1f}" height="20" fill="{colour}"/>')
-        rows.append(f'<rect x="{210 + median:.1f}" y="{y - 2}" width="2" height="24" fill="#c1121f"/>')
-        rows.append(f'<text x="{220 + max(width, median):.1f}" y="{y + 14}">{one["minimum"]:.2f} s</text>')
-    height = 60 + 30 * len(found)
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="680" height="{height}" font-family="sans-serif" font-size="12">',
-            '<rect width="100%" height="100%" fill="#ffffff"/>',
-            f'<text x="10" y="20" font-size="14">{title}</text>',
-            '<text x="10" y="36" fill="#555555">bar: minimum; red mark: median; seconds</text>',
-            *rows,
-            "</svg>",
-            "",
+        y = 50 + number * 30
+        width, median = (picture.LONGEST * one[which] / longest for which in ("minimum", "median"))
+        shapes += [
+            picture.name(y, name),
+            picture.bar(picture.LEFT, y, width, "#2a6f97" if name.startswith("gpuckpt") else "#9a9a9a"),
+            f'<rect x="{picture.LEFT + median:.1f}" y="{y - 2}" width="2" height="24" fill="#c1121f"/>',
+            picture.figure(picture.LEFT + 10 + max(width, median), y, f"{one['minimum']:.2f} s"),
         ]
-    )
+    return picture.frame(title, "bar: minimum; red mark: median; seconds", shapes, 60 + 30 * len(found))
 
 
 @dataclass(frozen=True)
@@ -332,7 +324,7 @@ def carry_out(case: Case, rounds: int, results: Path) -> dict[str, dict[str, flo
     }
     results.mkdir(parents=True, exist_ok=True)
     (results / f"{case.name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    (results / f"{case.name}.svg").write_text(picture(found, case.name))
+    (results / f"{case.name}.svg").write_text(drawn(found, case.name))
     for contender, one in found.items():
         print(
             f"{contender:26} min {one['minimum']:6.2f} ({one['minimum_ratio']:.2f} x)  median {one['median']:6.2f}"

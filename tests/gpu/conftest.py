@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import harness
+from tests.gpu.recording import Recorder
 from tests.gpu.survivor import Hog, Survivors, evidence
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "gpu_counter.py"
@@ -50,19 +50,43 @@ def place():
     shutil.rmtree(directory, ignore_errors=True)
 
 
+RECORDER = pytest.StashKey[Recorder]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """One file of rows for this run."""
+    config.stash[RECORDER] = Recorder(Path(os.environ.get("GPUCKPT_GPU_OUT", "gpu-results")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item):
+    """On a GPU host (run.sh names a folder for the results) failures and skips are results too."""
+    report = yield
+    if "GPUCKPT_GPU_OUT" in os.environ:
+        item.config.stash[RECORDER].note(item, report)
+    return report
+
+
 @pytest.fixture(scope="session")
-def record():
+def record(request):
     """record(row, **figures): what a GPU run proved, for tests/gpu/RESULTS.md."""
-    rows: list[dict] = []
+    return request.config.stash[RECORDER]
 
-    def add(row: str, **figures) -> None:
-        rows.append({"row": row, "time": time.strftime("%Y-%m-%d %H:%M:%S"), **figures})
-        target = Path(os.environ.get("GPUCKPT_GPU_OUT", "gpu-results"))
-        target.mkdir(parents=True, exist_ok=True)
-        (target / "rows.json").write_text(json.dumps(rows, indent=1))
-        print("ROW", json.dumps(rows[-1]))
 
-    return add
+@pytest.fixture(scope="session")
+def this_host():
+    """GPU, driver, CRIU and kernel, for every row; skips where there is no GPU."""
+    host = harness.gpuckpt("inspect").report["data"]["host"]
+    if not host["gpu"]["gpus"]:
+        pytest.skip("no NVIDIA GPU here")
+    return {
+        "gpu": host["gpu"]["gpus"][0]["name"],
+        "gpus": len(host["gpu"]["gpus"]),
+        "driver": host["gpu"]["version"],
+        "criu": host["criu"]["version"],
+        "kernel": host["kernel"],
+        "cores": host["cpu"]["cores"],
+    }
 
 
 class TorchJob:
