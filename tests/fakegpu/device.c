@@ -170,7 +170,9 @@ static int mapped_gpu(const char *map)
 		for (pair = map; *pair; pair++)
 			pairs += *pair == ',';
 		pair = strstr(map, want);
-		if (pairs != gpu_count() || !pair || (pair != map && pair[-1] != ',') || pair[strlen(want)] != '=')
+		while (pair && pair != map && pair[-1] != ',')
+			pair = strstr(pair + 1, want); /* it was the NEW of another pair */
+		if (pairs != gpu_count() || !pair || pair[strlen(want)] != '=')
 			return -1;
 		snprintf(want, strlen(want) + 1, "%s", pair + strlen(want) + 1);
 	}

@@ -6,6 +6,7 @@ gpuckpt itself does it is proved on the CPU and with the fake driver only (tests
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -20,7 +21,8 @@ from tests.harness import gpuckpt
 
 pytestmark = [pytest.mark.gpu, pytest.mark.criu]
 
-PATIENT = {"timeout": 300}
+PATIENT = {"timeout": 150}
+GIB = 2.0
 
 
 @pytest.fixture
@@ -29,7 +31,8 @@ def clones():
     found: list[dict] = []
     yield found
     for data in found:
-        os.kill(data["init_pid"], signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(data["init_pid"], signal.SIGKILL)
         harness.wait_for(lambda data=data: not cloning.inside(data["init_pid"]), "the clone has ended")
 
 
@@ -59,7 +62,7 @@ def checksums_of(job, data: dict) -> list[str]:
 
 
 def test_three_clones_on_one_gpu(torch_job, place, record, clones):
-    job, image, before = saved(torch_job, place, 4.0)
+    job, image, before = saved(torch_job, place, GIB)
     for _ in range(3):
         clone(image, clones)
     assert len({data["root_pid"] for data in clones}) == 3
@@ -71,7 +74,7 @@ def test_three_clones_on_one_gpu(torch_job, place, record, clones):
     harness.wait_for(lambda: not cloning.inside(clones[0]["init_pid"]), "the first clone has ended")
     assert all(checksums_of(job, data) == before for data in clones[1:])
     record(
-        "three clones of one CUDA process (4 GiB) on one GPU",
+        "three clones of one CUDA process (2 GiB) on one GPU",
         outcome="passed",
         restore_seconds=[data["seconds"] for data in clones],
     )
@@ -86,7 +89,7 @@ def test_two_clones_on_two_gpus(torch_job, place, record, clones):
     )
     if len(seen.stdout.split()) < 2:
         pytest.skip("needs two GPUs")
-    job, image, before = saved(torch_job, place, 4.0)
+    job, image, before = saved(torch_job, place, GIB)
     manifest = json.loads((image / "manifest.json").read_text())
     clone(image, clones)
     clone(image, clones, "--gpu", "0=1", "--gpu", "1=0")
@@ -95,7 +98,7 @@ def test_two_clones_on_two_gpus(torch_job, place, record, clones):
     for data in clones:
         assert checksums_of(job, data) == before
     record(
-        "two clones of one CUDA process (4 GiB) on two GPUs",
+        "two clones of one CUDA process (2 GiB) on two GPUs",
         outcome="passed",
         driver=manifest["host"]["gpu"]["version"],
         restore_seconds=[data["seconds"] for data in clones],
