@@ -82,7 +82,7 @@ ROWS = (
     Row("loader_early", "DataLoader, workers forked before CUDA began", "loader.py", ("--method", "early")),
     Row("loader_fork", "DataLoader, workers forked after CUDA began", "loader.py", ("--method", "fork"), refused=FORKED),
     Row("nvml", "NVML held open and polled in a CUDA process", "nvmlpolling.py"),
-    Row("nvml_child", "NVML held open by a child without CUDA", "nvmlpolling.py", ("--child",), refused=FORKED),
+    Row("nvml_child", "NVML held open by a child without CUDA", "nvmlpolling.py", ("--child",)),
     Row("two_processes", "two processes on one GPU", "twoprocesses.py", logs=("", ".child")),
     Row("cupy", "CuPy", "cupycounter.py"),
     Row("numba", "Numba CUDA", "numbacounter.py"),

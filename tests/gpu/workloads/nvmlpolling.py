@@ -1,7 +1,7 @@
 """NVML held open and polled beside CUDA in one process, as monitors inside a training job do.
 
---child: the polling is done by a child without CUDA, as an exporter started by the job would: it holds the GPU's files and
-cannot be suspended.
+--child: a child without CUDA polls too, as an exporter started by the job would. It holds the GPU's files, and the driver
+suspends it as it does a CUDA process (580.159.04).
 """
 
 import subprocess
