@@ -441,6 +441,62 @@ def test_a_working_directory_goes_along_with_all_below_it(two_hosts):
     assert not list(Path("/var/lib/gpuckpt/incoming").glob("*.made"))
 
 
+def test_large_files_are_sent_before_the_job_stands_still(two_hosts):
+    """200 MB at 25 MB/s would take eight seconds; of what changes after it was sent, only that is sent again."""
+    a, b = two_hosts.a, two_hosts.b
+    here, there = a.outside("/srv/app"), b.outside("/srv/app")
+    here.mkdir()
+    (here / "data").write_bytes(os.urandom(1 << 20) * 200)
+    (here / "changes").write_bytes(b"1" * (2 << 20))
+    pid = a.daemon("env", "--chdir=/srv/app", sys.executable, PROGRAMS / "counter.py", LOG, 5)
+    wait_for_count(a.outside(LOG), 3)
+    change = ("--pre-dump", "printf 2 | dd of=/srv/app/changes bs=1 seek=1000000 conv=notrunc")
+    answer = moved(two_hosts, pid, "--carry-files", "all", "--bwlimit", "25M", *change)
+    data = answer.report["data"]
+    assert data["files_sent_before"]["files"] == 2
+    assert data["files_sent_before"]["bytes_sent"] > 200_000_000
+    assert 2_000_000 < data["bytes_sent"] < 20_000_000
+    assert data["downtime_seconds"] < 5, data["seconds"]
+    for name in ("data", "changes"):
+        assert (there / name).read_bytes() == (here / name).read_bytes()
+    assert (there / "changes").read_bytes().count(b"2") == 1
+    assert (there / "data").stat().st_nlink == 1
+    for place in ("incoming", "outgoing"):
+        assert not list(Path(f"/var/lib/gpuckpt/{place}").glob(f"*{pid}-{data['image_id'][:8]}*"))
+
+
+def test_files_that_were_sent_go_again_where_the_job_stays(two_hosts):
+    a, b = two_hosts.a, two_hosts.b
+    a.outside("/srv/app").mkdir()
+    a.outside("/srv/app/data").write_bytes(os.urandom(9 << 20))
+    pid = a.daemon("env", "--chdir=/srv/app", sys.executable, PROGRAMS / "counter.py", LOG, 5)
+    wait_for_count(a.outside(LOG), 3)
+    b.outside("/srv/images").mkdir(mode=0o700)
+    seen = "test -d /srv/images/*-files && exit 1"
+    answer = migrate(two_hosts, pid, "--carry-files", "all", "--pre-restore", seen, to="b:/srv/images")
+    assert (answer.status, answer.report["process"]) == (30, "running"), explain(answer)
+    assert "--pre-restore" in answer.error["message"]
+    assert_untouched(two_hosts, pid)
+
+
+def test_files_that_were_sent_go_again_where_the_job_is_refused_then(two_hosts):
+    a, b = two_hosts.a, two_hosts.b
+    a.outside("/srv/app").mkdir()
+    a.outside("/srv/app/data").write_bytes(os.urandom(20 << 20))
+    pid = a.daemon("env", "--chdir=/srv/app", sys.executable, PROGRAMS / "counter.py", LOG, 5)
+    wait_for_count(a.outside(LOG), 3)
+    images = b.outside("/srv/images")
+    images.mkdir(mode=0o700)
+    reach = ("b:/srv/images", *two_hosts.reach, *SETTLE, "--carry-files", "all", "--bwlimit", "5M")
+    main = a.start_gpuckpt("migrate", "--tree", pid, *reach)
+    wait_for(lambda: list(images.glob("*-files.partial")), "files are sent beforehand")
+    b.run("sh", "-c", f"echo {pid - 1} > /proc/sys/kernel/ns_last_pid; setsid sleep 1000 </dev/null >/dev/null 2>&1 &")
+    assert b.alive(pid)
+    said, errors = main.communicate(timeout=200)
+    assert main.returncode == 20 and "pids-free" in json.loads(said)["error"]["message"], (said, errors)
+    assert_untouched(two_hosts, pid)
+
+
 LIBRARY = next(one for one in map(Path, ("/lib/x86_64-linux-gnu/libz.so.1", "/usr/lib64/libz.so.1")) if one.exists())
 
 
