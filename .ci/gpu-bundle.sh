@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes a folder that runs the GPU tests on a host without network: the project as it lies here, the wheels it needs, CRIU,
-# and run.sh. `bash gpu-bundle/run.sh` over there is the one command.
+# OpenSSH, and run.sh. `bash gpu-bundle/run.sh` over there is the one command.
 #
 #   .ci/gpu-bundle.sh [--python 3.12] [--out gpu-bundle]        --python: the version of the other host's python3
 set -euo pipefail
@@ -48,12 +48,16 @@ extra=()
 timeout 300 .venv/bin/python -m pip download --quiet --only-binary=:all: --implementation cp \
     --python-version "$python_version" --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
     --platform manylinux2014_x86_64 --dest "$work/wheels" \
-    "$work"/wheels/gpuckpt-*.whl pip pytest pytest-timeout "${extra[@]}" >"$work/log" 2>&1 ||
+    "$work"/wheels/gpuckpt-*.whl pip pytest pytest-timeout hypothesis "${extra[@]}" >"$work/log" 2>&1 ||
     fail "downloading wheels for Python $python_version failed: $(tail -n 1 "$work/log")" "See that pip reaches its index."
 
 # Always the private copy: a CRIU of this host's own would not find its libraries over there.
 .ci/criu.sh --private "$work/prefix/criu" >"$work/log"
 mv "$work/prefix/criu" "$work/criu"
+# migrate needs another host, and makes one out of namespaces and an sshd. Packed: half the size, and modes stay.
+.ci/carry.sh "$work/programs" sshd ssh ssh-keygen unshare nsenter setsid mount
+tar -czf "$work/programs.tar.gz" -C "$work" programs
+rm -rf "$work/programs"
 cp tests/gpu/run.sh "$work/run.sh"
 printf '%s\n' "$python_version" >"$work/python-version"
 

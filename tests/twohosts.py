@@ -2,6 +2,8 @@
 
 Each has a /srv, /run and /dev/shm of its own; everything else of the file system they share. A program that is
 started on one of them is a child of its process 1, as a daemon is.
+
+`FarHost` is one host alone, for a job that moves off this machine itself, as one with a real GPU does.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,6 +25,8 @@ from tests.harness import PROGRAMS, Answer
 from tests.sshd import REMOTE_COMMAND, SSHD, ssh_keygen
 
 DELAY_MS, LOSS_PERCENT = 10, 0.5
+SPACES = ("--mount", "--pid", "--uts", "--ipc", "--net")
+PASSED_ON = ("GPUCKPT_CRIU", "LD_LIBRARY_PATH", "FAKEGPU_DIR")
 
 
 class Host:
@@ -40,7 +45,7 @@ class Host:
             "SetEnv PATH=/usr/bin:/bin\n"
         )
         self._space = subprocess.Popen(
-            ["unshare", "--mount", "--pid", "--fork", "--uts", "--ipc", "--net", "--mount-proc", "--kill-child", "--",
+            ["unshare", *SPACES, "--fork", "--mount-proc", "--kill-child", "--",
              sys.executable, PROGRAMS / "host_init.py", name, self.srv, SSHD, directory / "sshd_config", self._log],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
@@ -77,8 +82,7 @@ class Host:
         return Path(f"/proc/{self.init}/root{path}")
 
     def _within(self, *argv: object) -> list[str]:
-        spaces = ("--mount", "--pid", "--uts", "--ipc", "--net")
-        return ["nsenter", f"--target={self.init}", *spaces, "--", *map(str, argv)]
+        return ["nsenter", f"--target={self.init}", *SPACES, "--", *map(str, argv)]
 
     def run(self, *argv: object, check: bool = True, timeout: float = 60.0, **popen) -> subprocess.CompletedProcess:
         """Run a program there to its end."""
@@ -142,6 +146,10 @@ class Host:
         listener = Path(f"/proc/{self.init}/root/run/sshd.pid").read_text().strip()
         found = [pid for pid, argv in self._processes() if b"sshd" in argv[0]]
         return [pid for pid in found if _inner_pid(pid) != listener]
+
+    def pids(self) -> list[tuple[int, int]]:
+        """Its processes: each one's pid outside, and the one it has there."""
+        return [(pid, int(_inner_pid(pid) or 0)) for pid, _ in self._processes()]
 
     def _processes(self) -> list[tuple[int, list[bytes]]]:
         space, found = os.readlink(f"/proc/{self.init}/ns/pid"), []
@@ -217,7 +225,6 @@ class TwoHosts:
             f"    UserKnownHostsFile {known}\n    GlobalKnownHostsFile /dev/null\n"
         )
         for host in self.hosts:
-            host.run("ip", "link", "set", "lo", "up")
             host.run("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
             host.link("up")
         for host in self.hosts:
@@ -234,20 +241,65 @@ class TwoHosts:
             host.end()
 
 
-def missing() -> str:
-    """Why there can be no two hosts here."""
+class FarHost:
+    """A host `b` beside this machine, whose GPUs it shares: `gpuckpt migrate --tree PID b, *reach`.
+
+    There is no link: what calls it connects in its network, where CUDA's abstract sockets are free, and needs no veth.
+    """
+
+    def __init__(self, directory: Path, first_pid: int) -> None:
+        self.key, self.config = directory / "id", directory / "ssh_config"
+        ssh_keygen("-q", "-t", "ed25519", "-N", "", "-f", self.key)
+        self.b = Host("b", "127.0.0.1", directory / "b", self.key, first_pid)
+        self.config.with_name("known_hosts").write_text(f"b {self.b.host_key}\n")
+        enter = [shutil.which("nsenter"), f"--net=/proc/{self.b.init}/ns/net", "--", sys.executable]
+        connect = shlex.join(map(str, [*enter, PROGRAMS / "pass_connection.py", "127.0.0.1", 22]))
+        self.config.write_text(
+            f"Host b\n    ProxyCommand {connect}\n    ProxyUseFdpass yes\n    User root\n"
+            f"    IdentityFile {self.key}\n    IdentitiesOnly yes\n"
+            f"    UserKnownHostsFile {directory}/known_hosts\n    GlobalKnownHostsFile /dev/null\n"
+        )
+        self.b.begin()
+
+    @property
+    def reach(self) -> tuple[object, ...]:
+        """The options by which gpuckpt here reaches the one there, which finds CRIU and the driver as this one does."""
+        kept = [f"{name}={os.environ[name]}" for name in PASSED_ON if name in os.environ]
+        return ("--ssh-config", self.config, "--remote-command", f"{shlex.join(['env', *kept])} {REMOTE_COMMAND}")
+
+
+def missing(*more: str) -> str:
+    """Why there can be no hosts here."""
     if os.geteuid() != 0:
         return "needs root"
-    programs = [name for name in ("unshare", "nsenter", "ip", "tc", "setsid") if shutil.which(name) is None]
+    needed = ("unshare", "nsenter", "setsid", "mount", "ssh", "ssh-keygen", *more)
+    programs = [name for name in needed if shutil.which(name) is None]
     return f"needs {', '.join(programs)}" if programs else "" if SSHD else "needs OpenSSH's sshd"
 
 
 @pytest.fixture
 def two_hosts(tmp_path_factory):
     """Two hosts of this test's own."""
-    why = missing()
+    why = missing("ip", "tc")
     if why:
         pytest.skip(why)
     hosts = TwoHosts(tmp_path_factory.mktemp("hosts"))
     yield hosts
     hosts.end()
+
+
+@pytest.fixture
+def far_host(tmp_path_factory):
+    """far_host(FIRST_PID): a host beside this machine. Its pids begin there, where no job of the test has its own."""
+    why = missing()
+    if why:
+        pytest.skip(why)
+    made: list[FarHost] = []
+
+    def start(first_pid: int) -> FarHost:
+        made.append(FarHost(tmp_path_factory.mktemp("far"), first_pid))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.b.end()

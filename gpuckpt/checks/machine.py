@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuckpt.checks.check import Check, Judgement, failed, listing, none_of, passed, unknown, version
-from gpuckpt.checks.facts import DumpFacts, HasHost, RestoreFacts, is_connection, is_inet
+from gpuckpt.checks.facts import DumpFacts, HasHost, RestoreFacts, is_connection, is_inet, outside_connections
 from gpuckpt.model.facts import Cpu
 
 OLDEST_CRIU = "3.17"
@@ -123,6 +123,9 @@ def _network_lock_here(facts: RestoreFacts) -> Judgement | None:
     if used == "skip" or not any(is_connection(socket) for socket in facts.tree.sockets):
         return None
     here = facts.host.criu.network_lock
+    if here == used and here != "nftables" and facts.tcp == "keep" and outside_connections(facts.tree):
+        hint = "load the kernel's nf_tables, or see that the other ends are quiet"
+        return failed("nftables, to hold packets of kept connections back until the tree is there", here, hint)
     if here == used:
         return passed(f"{used}, as the image has it", here)
     hint = f"make {used} work on this host: CRIU holds packets back by the method of the dump"

@@ -31,6 +31,12 @@ MEMORY_BYTES_PER_SECOND = 1.0e9
 """How fast memory goes out and in again, roughly: both ends together, on few cores."""
 
 
+LARGE = 1 << 20
+"""Bytes of a file that is worth sending before the job stands still (flows/presending.py)."""
+WORTH_IT = 8 << 20
+"""Bytes in such files, below which another connection costs more time than that saves."""
+
+
 def encode(facts: DumpFacts, image_id: str) -> bytes:
     """The draft, as manifest.json. Raises GpuckptError where it could not be read again."""
     tree = facts.tree
@@ -62,6 +68,12 @@ def carried(facts: DumpFacts) -> tuple[OpenFile, ...]:
     return checks.chosen_files(facts.request, facts.tree).files
 
 
+def large_files(facts: DumpFacts) -> tuple[OpenFile, ...]:
+    """Those of them that are sent while the job still runs."""
+    found = tuple(file for file in carried(facts) if file.size >= LARGE)
+    return found if sum(file.size for file in found) >= WORTH_IT else ()
+
+
 def _as_captured(number: int, file: OpenFile) -> tuple[CapturedFile, Part]:
     name = f"files/open-{number}"
     times = round(file.mtime * 1_000_000_000)
@@ -79,7 +91,8 @@ def room(facts: DumpFacts, judged: Judged, where: str) -> tuple[Finding, ...]:
 def estimate(facts: DumpFacts, bytes_per_second: float) -> dict[str, Any]:
     """What --dry-run says: bytes of the image before compression, and seconds, all of it roughly."""
     size = estimate_bytes(facts.tree) + sum(file.size for file in carried(facts))
-    transfer = size / bytes_per_second
+    # The large files still go over the disks, in and out, while it stands.
+    transfer = (size - sum(file.size for file in large_files(facts))) / bytes_per_second
     return {
         "image_bytes": size,
         "bytes_per_second": bytes_per_second,

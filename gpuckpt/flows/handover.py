@@ -82,6 +82,8 @@ class MigrateWork(DumpWork):
     kept: bool = False
     """The image stays here."""
     seed: Seed | None = None
+    files_sent: dict[str, Any] | None = None
+    """What sending large files beforehand took."""
     _alive_at: float = field(default_factory=time.monotonic)
 
     def look_again(self) -> None:
@@ -268,7 +270,7 @@ class MigrateWork(DumpWork):
         """
         if error.process == "gone" and self.arrived and self.given == "resume":
             error.hint = f"its image is on {self.there.where}: run there `gpuckpt restore {self._place_there}`"
-        if error.process != "running" or (self.seed is None and not self.arrived):
+        if error.process != "running" or not (self.seed or self.files_sent or self.arrived):
             return
         self.there.close()
         with contextlib.suppress(GpuckptError, BrokenOff):
@@ -311,4 +313,6 @@ class MigrateWork(DumpWork):
             data["location"] = None
         if self.seed is not None:
             data["seed"] = self.seed.data
+        if self.files_sent is not None:
+            data["files_sent_before"] = self.files_sent
         return Report("migrate", "ok", "restored", data, self.findings)

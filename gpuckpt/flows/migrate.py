@@ -24,17 +24,17 @@ import os
 import secrets
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpuckpt import checks
 from gpuckpt.checks.image import DISK_SPACE
-from gpuckpt.flows import capturing, carrying, draft, gather, hooks, seeding, tidying, workdirs
+from gpuckpt.flows import capturing, carrying, draft, gather, hooks, presending, seeding, tidying, workdirs
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.destination import Destination, Look
 from gpuckpt.flows.handover import MigrateWork, as_interrupted, require_going_on
 from gpuckpt.flows.interruption import Interruption
 from gpuckpt.model.errors import GpuckptError
-from gpuckpt.model.migration import SEED, Terms
+from gpuckpt.model.migration import FILES, SEED, Terms
 from gpuckpt.model.report import Event, Report
 from gpuckpt.model.requests import DumpRequest, TreeRequest
 from gpuckpt.owner import runs
@@ -74,14 +74,18 @@ def migrate(request: MigrateRequest, machine: Machine, interruption: Interruptio
             speed = seen.there.bytes_per_second(lambda: require_going_on(interruption))
             plan = {**seen.plan, "estimate": draft.estimate(seen.facts, speed)}
             return Report("migrate", "planned", "untouched", plan, findings)
-        seed = None
+        seed, files = None, None
         if request.pre_seed:
             seen.there.close()
             seed = seeding.sow(request, dump_request, seen.terms.seed, machine, interruption)
             stack.callback(seed.close)
+        if draft.large_files(seen.facts):
+            seen.there.close()
+            files = presending.send(request, dump_request, seen, machine, interruption)
+        if seed is not None or files is not None:
             # The tree ran on, and so did the other host.
             seen = look()
-        return _carry_out(request, dump_request, seen, seed, machine, interruption, look)
+        return _carry_out(request, dump_request, seen, seed, files, machine, interruption, look)
 
 
 def _look(
@@ -132,12 +136,16 @@ def _carry_out(
     dump_request: DumpRequest,
     seen: Look,
     seed: Seed | None,
+    files: dict[str, Any] | None,
     machine: Machine,
     interruption: Interruption,
     look: Callable[[], Look],
 ) -> Report:
     refusal = checks.refusal(hooks.before_it(seen.findings, "migrate", request.hooks))
     if refusal is not None:
+        if seed is not None or files is not None:
+            with contextlib.suppress(GpuckptError):
+                seen.there.discard(seen.terms)
         raise refusal
     notes = repairing.put_host_back(machine)
     notes += repairing.clear_before_dump(seen.facts.tree, machine, force_program=request.force_program)
@@ -145,7 +153,7 @@ def _carry_out(
     work = MigrateWork(
         dump_request, machine, interruption, seen.facts, seen.findings, run, seed.image if seed is not None else None,
         notes=notes, image_id=seen.terms.transaction, there=seen.there, terms=seen.terms, wanted=request, seed=seed,
-        look=look,
+        files_sent=files, look=look,
     )  # fmt: skip
     around = hooks.Hooked(
         "migrate", request.hooks, request.pid, str(dump_request.image), run, machine, interruption, as_interrupted
@@ -201,6 +209,7 @@ def _terms(request: MigrateRequest, transaction: str) -> Terms:
         transaction=transaction,
         name=name,
         seed=f"{name}{SEED}" if request.pre_seed else "",
+        files=f"{name}{FILES}" if request.carry_files != ("none",) else "",
         directory=request.reach.location.path,
         stdio={str(number): path for number, path in request.stdio.items()},
         gpu_map=request.gpu_map,

@@ -227,8 +227,7 @@ class Receiver:
         place = _place(terms)
         while place.exists() and not tidying.remove(place, terms.transaction) and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)
-        if terms.seed:
-            tidying.remove(_place(replace(terms, name=terms.seed)))
+        _remove_sent_before(terms)
         return {}, b""
 
     @staticmethod
@@ -272,11 +271,15 @@ class Receiver:
 
 
 def _put_away(terms: Terms) -> None:
-    """Remove what was not to stay: the image, unless it has a directory, and the one that was sent before."""
+    """Remove what was not to stay: the image, unless it has a directory, and those that were sent before."""
     if not terms.directory:
         tidying.remove(_place(terms), terms.transaction)
-    if terms.seed:
-        tidying.remove(_place(replace(terms, name=terms.seed)))
+    _remove_sent_before(terms)
+
+
+def _remove_sent_before(terms: Terms) -> None:
+    for name in filter(None, (terms.seed, terms.files)):
+        tidying.remove(_place(replace(terms, name=name)))
 
 
 def _digests(header: dict[str, Any]) -> dict[str, str]:

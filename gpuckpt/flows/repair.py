@@ -56,11 +56,12 @@ def teller(machine: Machine, notes: list[str]) -> runs.Tell:
 
 
 def put_host_back(machine: Machine) -> list[str]:
-    """Put back host settings that runs that were killed have left changed, and remove what they had fetched.
+    """Put back host settings that runs that were killed have left changed, and remove what else they have left.
 
     Returns notes, told at once.
     """
     spool.remove_dead()
+    runs.let_packets_through()
     notes = hostchanges.put_back_dead()
     for note in notes:
         machine.listener(Event("host", "note", note))

@@ -23,7 +23,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuckpt import checks
-from gpuckpt.flows import enclosing, gather, hooks, imagesource, injecting, openfiles, readiness, secretplace, settle
+from gpuckpt.flows import (
+    enclosing,
+    gather,
+    hooks,
+    imagesource,
+    injecting,
+    openfiles,
+    readiness,
+    secretplace,
+    settle,
+    verifying,
+)
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.beside import Beside
 from gpuckpt.flows.conversation import (
@@ -50,7 +61,7 @@ from gpuckpt.model.errors import (
 )
 from gpuckpt.model.jsonform import from_json
 from gpuckpt.model.report import Event, Finding, Report
-from gpuckpt.owner import runs
+from gpuckpt.owner import networklock, runs
 from gpuckpt.owner.handle import OwnerHandle
 from gpuckpt.owner.messages import INHERITED_FD, CudaMember, Inherited, PeerGone, RestoreOrder, TreeOrder
 from gpuckpt.system import procfs
@@ -138,8 +149,11 @@ def _restore(
         source, machine, interruption, facts, findings, run, began, seen, notes=notes, departure=departure
     )
     try:
+        # Before --pre-restore, which may bring their address here: without a socket it would be answered for.
+        notes += networklock.hold_back(run.directory, verifying.kept_connections(image, request))
         return work.still_there(work.hooked.carry_out(work.look_again, work.perform))
     finally:
+        networklock.let_through(run.directory)
         run.finish(keep=work.something_is_left)
 
 

@@ -50,7 +50,7 @@ def sow(request: MigrateRequest, dump: DumpRequest, name: str, machine: Machine,
     try:
         report = dumping.dump(wanted, machine, interruption)
         _require_running(report)
-        data = _push(request, path, name, machine, interruption)
+        data = push(request, path, name, machine, interruption)
         return Seed(name, directory.open_image(path), {"frozen_seconds": report.data["frozen_seconds"], **data})
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
@@ -64,9 +64,10 @@ def _require_running(report: Report) -> None:
         raise DumpFailed("the tree ended by itself while an image of it was made", "nothing to move", process="ended")
 
 
-def _push(
+def push(
     request: MigrateRequest, path: Path, name: str, machine: Machine, interruption: Interruption
 ) -> dict[str, Any]:
+    """Send the image at `path` to where the job's own will lie, as `name`. Raises GpuckptError."""
     place = str(Path(request.reach.location.path or INCOMING_PLACE) / name)
     offer = DirectoryStore().offer(str(path))
     try:

@@ -15,6 +15,7 @@ from gpuckpt.images import criuformat, framesource
 from gpuckpt.model.errors import ImageCorrupt
 from gpuckpt.model.manifest import LINK_REMAP
 from gpuckpt.stores import directory
+from gpuckpt.system.netlock import Connection
 
 if TYPE_CHECKING:
     from gpuckpt.flows.interruption import Interruption
@@ -55,9 +56,18 @@ def needs_all_frames(image: Image, request: RestoreRequest) -> bool:
     """A restore that fails late would leave something changed: then every frame is verified beforehand."""
     if any(captured.reason == LINK_REMAP for captured in image.manifest.captured):
         return True
+    return bool(kept_connections(image, request))
+
+
+def kept_connections(image: Image, request: RestoreRequest) -> tuple[Connection, ...]:
+    """The connections that leave the tree and go on with it."""
     if (request.tcp or image.manifest.tcp) != "keep":
-        return False
-    return bool(criuformat.outside_sockets(image.part("criu/files.img").read_bytes()))
+        return ()
+    found = criuformat.outside_sockets(image.part("criu/files.img").read_bytes())
+    return tuple(
+        Connection(criuformat.plain(one.source), one.source_port, criuformat.plain(one.target), one.target_port)
+        for one in found
+    )
 
 
 def verify_frames(view: View, interruption: Interruption) -> None:

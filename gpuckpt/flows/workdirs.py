@@ -19,7 +19,7 @@ from gpuckpt.checks.filechoice import KERNEL, means
 from gpuckpt.model.errors import Refused
 from gpuckpt.model.facts import OpenFile
 from gpuckpt.model.manifest import SET_ID
-from gpuckpt.model.migration import SEED, Link
+from gpuckpt.model.migration import FILES, SEED, Link
 from gpuckpt.model.report import Finding
 from gpuckpt.stores.directory import PARTIAL_SUFFIX
 
@@ -86,7 +86,7 @@ def look(tree: Tree, words: Sequence[str], image: str, going_on: Callable[[], No
     if not any(word not in ("none", "writable") for word in words):
         return ()
     skipped = {file.path for file in tree.files if not stat.S_ISDIR(file.mode)}
-    skipped |= {f"{image}{seed}{partial}" for seed in ("", SEED) for partial in ("", PARTIAL_SUFFIX)}
+    skipped |= {f"{image}{seed}{partial}" for seed in ("", SEED, FILES) for partial in ("", PARTIAL_SUFFIX)}
     uids = {process.uid for process in tree.processes}
     found = []
     for path, uses in _tops(tree, uids):

@@ -278,15 +278,15 @@ def outside_sockets(files_img: bytes, where: str = FILES) -> tuple[InetSocket, .
     Both ends of an inner connection are in the image, each the mirror of the other.
     """
     sockets = [entry for entry in list_inet_sockets(files_img, where) if entry.connected]
-    ends = {(_plain(entry.source), entry.source_port, _plain(entry.target), entry.target_port) for entry in sockets}
+    ends = {(plain(entry.source), entry.source_port, plain(entry.target), entry.target_port) for entry in sockets}
     return tuple(
         entry
         for entry in sockets
-        if (_plain(entry.target), entry.target_port, _plain(entry.source), entry.source_port) not in ends
+        if (plain(entry.target), entry.target_port, plain(entry.source), entry.source_port) not in ends
     )
 
 
-def _plain(address: str) -> str:
+def plain(address: str) -> str:
     """One spelling per address: a dual-stack server sees '::ffff:10.0.0.1' where its client has '10.0.0.1'."""
     if not address:
         return ""

@@ -14,6 +14,9 @@ INCOMING_PLACE = "/var/lib/gpuckpt/incoming"
 SEED = "-seed"
 """How the name of an image that is sent beforehand ends."""
 
+FILES = "-files"
+"""How the name of an image of nothing but files ends, that is sent beforehand."""
+
 QUESTIONS = ("judge", "warm", "prepare", "go", "watch", "verdict", "finish", "discard", "sample")
 """What the far side of a migration answers, beside what the far side of a push does (flows/receiving.py)."""
 
@@ -67,6 +70,8 @@ class Terms:
     """Run there, around the restore."""
     seed: str = ""
     """The directory, beside the image's, of one that was sent before; it goes when this one has arrived."""
+    files: str = ""
+    """As `seed`, of files alone."""
     directories: tuple[Directory, ...] = ()
     """Made there where they are missing."""
     links: tuple[Link, ...] = ()

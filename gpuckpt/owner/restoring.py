@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from gpuckpt.model.errors import in_words
 from gpuckpt.model.jsonform import to_json
-from gpuckpt.owner import gpumemory
+from gpuckpt.owner import gpumemory, networklock
 from gpuckpt.owner.criurun import Aborted, CriuFailure, CriuRun, Expired, stop_if_aborted
 from gpuckpt.owner.decision import decide
 from gpuckpt.owner.dumping import Clock
@@ -96,6 +96,7 @@ class RestoreWork:
             if self._order.lean:
                 self._let_main_inject(tree)
             self._let_run(tree)
+            networklock.let_through(Path(self._order.run_directory))
         except CriuFailure as failure:
             self._fail(failure.cause, failure.remedy, failure.line)
         except NoRoom as error:

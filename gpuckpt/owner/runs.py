@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from gpuckpt.model.errors import Busy, MachineLacks
 from gpuckpt.model.facts import ProcessId
 from gpuckpt.model.records import dataclass
-from gpuckpt.owner import gate, halfbuilt
+from gpuckpt.owner import gate, halfbuilt, networklock
 from gpuckpt.owner import journal as journals
 from gpuckpt.system import filechanges, procfs
 from gpuckpt.system.files import placed_from
@@ -247,12 +247,20 @@ def criu_at_work(past: journals.PastRun) -> bool:
 
 
 def remove(directory: Path) -> None:
-    """Remove a run's directory, its gate script and the files made for it, which may lie elsewhere."""
+    """Remove a run's directory, gate script and network lock, and the files made for it, which may lie elsewhere."""
     gate.remove_script(directory)
+    networklock.let_through(directory)
     for link in (directory / "images", directory / FETCHED, directory / SECRETS):
         if link.is_symlink():
             shutil.rmtree(link.readlink(), ignore_errors=True)
     shutil.rmtree(directory, ignore_errors=True)
+
+
+def let_packets_through() -> None:
+    """Packets that only runs that were killed still hold back pass again, also where their trees are held."""
+    for directory in _run_directories():
+        if networklock.is_held_back(directory) and not is_locked(directory / "lock"):
+            networklock.let_through(directory)
 
 
 def remove_if_settled(directory: Path) -> None:

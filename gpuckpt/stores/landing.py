@@ -8,8 +8,8 @@
 
 A crash of this process loses nothing: what the kernel has taken in stays. After a crash of the host a journal
 may name pieces that never reached the disk; each part is read and compared before it counts, and one that does
-not fit is dropped and sent again. Packs that an older image beside it
-has are linked, not sent, and compared all the same.
+not fit is dropped and sent again. Packs that an older image beside it has are linked, not sent, and compared all the
+same; so are the files of a job that moves, from NAME-files (flows/presending.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import Busy, ImageCorrupt, NotFound, Refused
-from gpuckpt.model.migration import INCOMING_PLACE
+from gpuckpt.model.migration import FILES, INCOMING_PLACE
 from gpuckpt.stores import directory
 from gpuckpt.stores.journal import arrived, digest_bytes, held_bytes, ranges, without
 from gpuckpt.stores.landingwriter import (
@@ -87,6 +87,7 @@ class DirectoryArrival:
         try:
             self._prepare(self._partial.path)
             self._link_neighbours(self._partial.path, target)
+            self._link_files(self._partial.path, target.with_name(f"{target.name}{FILES}"))
             self._require_room(self._partial.path)
         except BaseException:
             self.close()
@@ -122,6 +123,17 @@ class DirectoryArrival:
                 if _link(neighbour / part.path, path / part.path, part):
                     self._held[index] = set(range(count_pieces(part.size)))
                     del wanted[index]
+
+    def _link_files(self, path: Path, sent_before: Path) -> None:
+        """By their digests: they need not have the same numbers in both."""
+        raw = read_own(sent_before / manifests.NAME)
+        known = {(part.blake3, part.size): part.path for part in decoded(raw).parts} if raw else {}
+        for index, part in enumerate(self.manifest.parts):
+            there = known.get((part.blake3, part.size))
+            if there is None or index in self._held or not part.path.startswith("files/"):
+                continue
+            if _link(sent_before / there, path / part.path, part):
+                self._held[index] = set(range(count_pieces(part.size)))
 
     def _require_room(self, path: Path) -> None:
         missing = directory.sizes(self.manifest.parts) - held_bytes(self.manifest.parts, self.held())

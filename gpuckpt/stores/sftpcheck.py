@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import shlex
+import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -34,6 +35,8 @@ AT_ONCE = 100
 
 MOST_ANSWER = 1 << 20
 LOOK_SECONDS = 1.0
+SLOWEST_DISK = 8 << 20
+"""Bytes per second below which a program that reads them there counts as hung: it is silent until its end."""
 WORTH_A_SESSION = 32 << 20
 MOST_SESSIONS = 4
 LINE = re.compile(rb"\\?([0-9a-f]{64}) [ *]")
@@ -44,6 +47,8 @@ class Comparison:
 
     def __init__(self, store: SftpStore, root: bytes, parts: Sequence[Part], tick: Ticker) -> None:
         self._store, self._root, self._parts, self._tick = store, root, parts, tick
+        self._hung = ""
+        """Which program did not come to its end, in words."""
 
     def bad_parts(self, source: Offer | None) -> tuple[list[int], str]:
         """The parts that do not fit, and by what that was seen. Raises LinkLost."""
@@ -67,16 +72,21 @@ class Comparison:
                 return [index for index in sized if there[index] == here[index]], "sha256sum there, every byte"
         back = self._read_back(sized)
         fitting = [index for index in sized if back[index] == self._parts[index].blake3]
-        return fitting, "BLAKE3 of every byte, read back over SFTP"
+        return fitting, f"BLAKE3 of every byte, read back over SFTP{self._hung}"
 
     def _sums(self, program: str, wanted: Sequence[int]) -> dict[int, str] | None:
-        """A digest for each part; None where the program may not or cannot run."""
-        if program in self._store.without_programs:
+        """A digest for each part; None where the program may not or cannot run, or one of them did not end."""
+        if program in self._store.without_programs or self._hung:
             return None
         found: list[str] = []
         for at in range(0, len(wanted), AT_ONCE):
             names = [os.fsdecode(self._root) + "/" + self._parts[index].path for index in wanted[at : at + AT_ONCE]]
-            some = _sums_of(self._store.caller, program, names, lambda: self._tick(0, 0))
+            size = sum(self._parts[index].size for index in wanted[at : at + AT_ONCE])
+            limit = self._store.caller.stall_seconds + size / SLOWEST_DISK
+            try:
+                some = _sums_of(self._store.caller, program, names, limit, lambda: self._tick(0, 0))
+            except TimeoutError:
+                self._hung, some = f" ({program} there did not end within {limit:.0f} s)", None
             if some is None:
                 self._store.without_programs.add(program)
                 return None
@@ -146,11 +156,13 @@ class _NotNeeded(Exception):
     """The other side has nothing to compare with."""
 
 
-def _sums_of(caller: Caller, program: str, names: Sequence[str], going_on: Callable[[], None]) -> list[str] | None:
-    """What a program of coreutils' manners says of files: a line for each, its digest in front."""
+def _sums_of(
+    caller: Caller, program: str, names: Sequence[str], limit_seconds: float, going_on: Callable[[], None]
+) -> list[str] | None:
+    """What a program of coreutils' manners says of files: a line for each, its digest in front. Raises TimeoutError."""
     call = caller.run(f"{program} -- {shlex.join(names)}", further=True, poll_seconds=LOOK_SECONDS)
     try:
-        answer = _all_of(call.link, going_on)
+        answer = _all_of(call.link, time.monotonic() + limit_seconds, going_on)
     finally:
         status, _ = call.end()
     matches = [LINE.match(line) for line in answer.splitlines()]
@@ -159,10 +171,15 @@ def _sums_of(caller: Caller, program: str, names: Sequence[str], going_on: Calla
     return [match[1].decode() for match in matches if match is not None]
 
 
-def _all_of(link: SocketLink, going_on: Callable[[], None]) -> bytes:
-    """What a program says until its end. It may be silent for long; whether the line is alive is ssh's to see."""
+def _all_of(link: SocketLink, deadline: float, going_on: Callable[[], None]) -> bytes:
+    """What a program says until its end. It may be silent for long; whether the line is alive is ssh's to see.
+
+    Raises TimeoutError.
+    """
     answer = b""
     while len(answer) < MOST_ANSWER:
+        if time.monotonic() > deadline:
+            raise TimeoutError
         try:
             answer += link.receive(MOST_ANSWER)
         except Silent:

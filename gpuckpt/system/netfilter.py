@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 NETLINK_NETFILTER = 12
 _NFTABLES = 10
@@ -55,6 +55,16 @@ class Table:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One message of a batch."""
+
+    kind: int
+    """NFNL_SUBSYS_NFTABLES and one of NFT_MSG_*, see `kind_of`."""
+    flags: int
+    body: bytes
+
+
 class NetfilterMissing(OSError):
     """This kernel has no nf_tables, so there are no tables at all."""
 
@@ -78,22 +88,26 @@ def list_tables() -> tuple[Table, ...]:
 
 def delete_table(family: int, name: str) -> bool:
     """Delete one table with all that is in it; False when there is none of that name. Raises OSError."""
-    attribute = _pack_attribute(_TABLE_NAME, os.fsencode(name) + b"\0")
-    batch = _GENERIC.pack(0, 0, _NFTABLES)
-    # Changes are accepted in batches only: begin, the change, end.
-    request = (
-        _message(_BATCH_BEGIN, _REQUEST, 1, batch)
-        + _message(_DELETE_TABLE, _REQUEST | _ACK, 2, _GENERIC.pack(family, 0, 0) + attribute)
-        + _message(_BATCH_END, _REQUEST, 3, batch)
-    )
-    with _connect() as link:
-        link.send(request)
-        try:
-            for _ in _answers(link, acknowledged=2):
-                pass
-        except FileNotFoundError:
-            return False
+    try:
+        change((Change(_DELETE_TABLE, 0, _GENERIC.pack(family, 0, 0) + text(_TABLE_NAME, name)),))
+    except FileNotFoundError:
+        return False
     return True
+
+
+def change(changes: Sequence[Change]) -> None:
+    """Make changes, all of them or none. Raises NetfilterMissing, other OSErrors."""
+    batch, last = _GENERIC.pack(0, 0, _NFTABLES), len(changes) + 1
+    # They are accepted in batches only: begin, the changes, end.
+    request = [_message(_BATCH_BEGIN, _REQUEST, 1, batch)]
+    for number, one in enumerate(changes, 2):
+        flags = _REQUEST | one.flags | (_ACK if number == last else 0)
+        request.append(_message(one.kind, flags, number, one.body))
+    request.append(_message(_BATCH_END, _REQUEST, last + 1, batch))
+    with _connect() as link:
+        link.send(b"".join(request))
+        for _ in _answers(link, acknowledged=last):
+            pass
 
 
 def delete_criu_tables(run_id: str) -> tuple[str, ...]:
@@ -132,7 +146,18 @@ def _message(kind: int, flags: int, sequence: int, payload: bytes) -> bytes:
     return _HEADER.pack(_HEADER.size + len(payload), kind, flags, sequence, 0) + payload
 
 
-def _pack_attribute(kind: int, value: bytes) -> bytes:
+def kind_of(message: int) -> int:
+    """The type of a netlink message that is NFT_MSG_`message`."""
+    return _NFTABLES << 8 | message
+
+
+def text(kind: int, value: str) -> bytes:
+    """An attribute that is a string."""
+    return attribute(kind, os.fsencode(value) + b"\0")
+
+
+def attribute(kind: int, value: bytes) -> bytes:
+    """An attribute, padded."""
     return _ATTRIBUTE.pack(_ATTRIBUTE.size + len(value), kind) + value + bytes(-len(value) % 4)
 
 

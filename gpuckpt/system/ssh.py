@@ -143,7 +143,7 @@ class Caller:
         """Raises MachineLacks where there is no ssh."""
         self.account = account
         self._pace = pace
-        self._stall_seconds = stall_seconds
+        self.stall_seconds = stall_seconds
         self._starter: Starter = OwnSsh(account) if starter is None else starter
 
     def run(self, command: str, *, further: bool = False, poll_seconds: float | None = None) -> Call:
@@ -163,7 +163,7 @@ class Caller:
 
     def _call(self, command: str | None, *, further: bool, poll_seconds: float | None = None) -> Call:
         started = self._starter.start(command, further=further)
-        patience = self._stall_seconds if poll_seconds is None else poll_seconds
+        patience = self.stall_seconds if poll_seconds is None else poll_seconds
         link = SocketLink(started.stream, patience, self._pace, polled=poll_seconds is not None)
         return Call(started.process, link, started.errors)
 

@@ -12,6 +12,7 @@ from checkfacts import (
     OUTSIDE_TCP,
     STDOUT_PIPE,
     STDOUT_TTY,
+    criu,
     driver,
     dump,
     file,
@@ -338,3 +339,13 @@ def test_files_of_the_kernel_are_never_changed(path):
         ask_overwrite_files=True,
     )
     assert file_acts(facts) == ()
+
+
+@pytest.mark.parametrize(("tcp", "said"), [("keep", "fail"), ("close", "pass")])
+def test_only_nftables_holds_packets_back_until_a_tree_with_kept_connections_is_there(tcp, said):
+    """CRIU restores with the lock of the dump; gpuckpt's own, before that, needs the kernel's nf_tables."""
+    options = replace(manifest().criu, network_lock="iptables")
+    facts = restore(
+        with_socket(OUTSIDE_TCP), made_criu=options, made_tcp=tcp, host=criu(network_lock="iptables"), ask_tcp=tcp
+    )
+    assert verdict("network-lock", facts) == said

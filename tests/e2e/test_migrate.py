@@ -166,12 +166,7 @@ KNOCK = "import socket; socket.create_connection(('127.0.0.1', 4711))"
 
 def test_connections_that_leave_the_tree_are_kept_with_their_address_or_closed(two_hosts):
     a, b = two_hosts.a, two_hosts.b
-    # An address that moves with the job, and a far end that stays where it is.
-    b.run("ip", "address", "add", "10.99.0.20/24", "dev", "eth0")
-    a.run("ip", "address", "add", "10.99.0.7/24", "dev", "eth0")
-    a.run("ip", "route", "add", "10.99.0.20/32", "dev", "eth0", "src", "10.99.0.7")
-    b.daemon(sys.executable, "-c", ECHO)
-    wait_for(b.outside("/srv/echo").exists, "the far end listens")
+    begin_far_end(two_hosts, ECHO)
     pid = a.python("caller.py", LOG, "10.99.0.20", 4712)
     wait_for_count(a.outside(LOG), 3)
     answer = migrate(two_hosts, pid)
@@ -179,12 +174,7 @@ def test_connections_that_leave_the_tree_are_kept_with_their_address_or_closed(t
     assert "--tcp keep" in answer.error["hint"]
     assert refused(migrate(two_hosts, pid, "--tcp", "keep")) == "addresses"
 
-    # With nothing under way: what the far end repeats until the copy is there would be answered with a reset.
-    hooks = {
-        "--pre-dump": f"kill -STOP {pid}; sleep 0.5; ip address del 10.99.0.7/24 dev eth0",
-        "--pre-restore": "ip address add 10.99.0.7/24 dev eth0",
-        "--post-restore": f"kill -CONT {pid}",
-    }
+    hooks = {"--pre-dump": f"ip address del {MOVING}", "--pre-restore": f"ip address add {MOVING}"}
     answer = moved(two_hosts, pid, "--tcp", "keep", *(word for hook in hooks.items() for word in hook))
     assert says(answer, "tcp-outside").count("10.99.0.20:4712") == 1
     assert "OUTSIDE" not in b.outside(LOG).read_text()
@@ -197,6 +187,89 @@ def test_connections_that_leave_the_tree_are_kept_with_their_address_or_closed(t
     goes_on(a.outside(LOG), numbers(b.outside(LOG))[-1])
 
 
+MOVING = "10.99.0.7/24 dev eth0"
+"""An address that moves with the job."""
+
+
+def begin_far_end(hosts: TwoHosts, program: str) -> None:
+    """At an address that stays where it is; what a says to it comes from the one that moves."""
+    hosts.b.run("ip", "address", "add", "10.99.0.20/24", "dev", "eth0")
+    hosts.a.run("ip", "address", "add", *MOVING.split())
+    hosts.a.run("ip", "route", "add", "10.99.0.20/32", "dev", "eth0", "src", "10.99.0.7")
+    hosts.b.daemon(sys.executable, "-c", program)
+    wait_for(hosts.b.outside("/srv/listens").exists, "the far end listens")
+
+
+def tables(host: Host) -> list[str]:
+    """The nftables tables of gpuckpt's there."""
+    listing = "from gpuckpt.system import netfilter; print(*(one.name for one in netfilter.list_tables()))"
+    said = host.run("env", f"PYTHONPATH={PROGRAMS.parents[1]}", sys.executable, "-c", listing).stdout
+    return [name for name in said.split() if name.startswith("gpuckpt")]
+
+
+def test_a_kept_connection_lives_on_whose_far_end_never_stops_talking(two_hosts):
+    """From the moment when the address is there, to the one when the copy is, it would be answered with a reset."""
+    a, b = two_hosts.a, two_hosts.b
+    begin_far_end(two_hosts, TALK)
+    pid = a.python("hearer.py", LOG, "10.99.0.20", 4712)
+    wait_for_count(a.outside(LOG), 100)
+    hooks = ("--pre-dump", f"ip address del {MOVING}", "--tcp", "keep", "--pre-restore")
+    hold = f"ip address add {MOVING}; touch /srv/moved; sleep 300"
+
+    # Both gpuckpts there are killed when the address has come: nothing runs there that could open the way again.
+    main = a.start_gpuckpt(*("migrate", "--tree", pid, "b", *two_hosts.reach, *SETTLE), *hooks, hold)
+    wait_for(b.outside("/srv/moved").exists, "the address is there")
+    assert len(tables(b)) == 1
+    for number in (*b.serving(), *owners(b)):
+        os.kill(number, signal.SIGKILL)
+    said, errors = main.communicate(timeout=200)
+    assert json.loads(said)["process"] == "running", (said, errors)
+    assert len(tables(b)) == 1
+    b.run("ip", "address", "del", *MOVING.split())
+    a.run("ip", "address", "add", *MOVING.split())
+    wait_for_count(a.outside(LOG), numbers(a.outside(LOG))[-1] + 100)
+
+    moved(two_hosts, pid, *hooks, f"ip address add {MOVING}; sleep 5")
+    assert tables(b) == []
+    wait_for_count(b.outside(LOG), numbers(b.outside(LOG))[-1] + 100)
+    assert "OUTSIDE" not in b.outside(LOG).read_text()
+
+
+def test_what_held_packets_back_goes_where_the_copy_does_not_come_up(two_hosts):
+    a, b = two_hosts.a, two_hosts.b
+    begin_far_end(two_hosts, TALK)
+    pid = a.python("hearer.py", LOG, "10.99.0.20", 4712)
+    wait_for_count(a.outside(LOG), 100)
+    answer = migrate(
+        two_hosts,
+        pid,
+        *("--tcp", "keep", "--pre-dump", f"ip address del {MOVING}"),
+        *("--post-dump", f"ip address add {MOVING}"),
+        *("--pre-restore", f"ip address add {MOVING}; sleep 5; exit 1"),
+        *("--post-restore", f"ip address del {MOVING}"),
+    )
+    assert (answer.status, answer.report["process"]) == (30, "running"), explain(answer)
+    assert tables(b) == []
+    wait_for_count(a.outside(LOG), numbers(a.outside(LOG))[-1] + 100)
+    assert "OUTSIDE" not in a.outside(LOG).read_text()
+
+
+def owners(host: Host) -> list[int]:
+    """Owners of gpuckpt's that run there, by their pids outside."""
+    return [pid for pid, argv in host._processes() if b"gpuckpt.owner.process" in argv]
+
+
+TALK = """
+import itertools, pathlib, socket, time
+listener = socket.create_server(("10.99.0.20", 4712))
+pathlib.Path("/srv/listens").touch()
+caller = listener.accept()[0]
+for number in itertools.count(1):
+    caller.sendall(b"%d\\n" % number)
+    time.sleep(0.005)
+"""
+
+
 def says(answer: Answer, check: str) -> str:
     """What the report says of a check, here and there."""
     return " ".join(one["found"] for one in answer.report["findings"] if one["id"] == check)
@@ -205,7 +278,7 @@ def says(answer: Answer, check: str) -> str:
 ECHO = """
 import pathlib, socket
 listener = socket.create_server(("10.99.0.20", 4712))
-pathlib.Path("/srv/echo").touch()
+pathlib.Path("/srv/listens").touch()
 while True:
     caller = listener.accept()[0]
     while said := caller.recv(1000):
@@ -366,6 +439,62 @@ def test_a_working_directory_goes_along_with_all_below_it(two_hosts):
     assert os.readlink(there / "data/other") == "/etc/nowhere"
     assert sorted(one.name for one in there.iterdir()) == ["data", "outside"]
     assert not list(Path("/var/lib/gpuckpt/incoming").glob("*.made"))
+
+
+def test_large_files_are_sent_before_the_job_stands_still(two_hosts):
+    """200 MB at 25 MB/s would take eight seconds; of what changes after it was sent, only that is sent again."""
+    a, b = two_hosts.a, two_hosts.b
+    here, there = a.outside("/srv/app"), b.outside("/srv/app")
+    here.mkdir()
+    (here / "data").write_bytes(os.urandom(1 << 20) * 200)
+    (here / "changes").write_bytes(b"1" * (2 << 20))
+    pid = a.daemon("env", "--chdir=/srv/app", sys.executable, PROGRAMS / "counter.py", LOG, 5)
+    wait_for_count(a.outside(LOG), 3)
+    change = ("--pre-dump", "printf 2 | dd of=/srv/app/changes bs=1 seek=1000000 conv=notrunc")
+    answer = moved(two_hosts, pid, "--carry-files", "all", "--bwlimit", "25M", *change)
+    data = answer.report["data"]
+    assert data["files_sent_before"]["files"] == 2
+    assert data["files_sent_before"]["bytes_sent"] > 200_000_000
+    assert 2_000_000 < data["bytes_sent"] < 20_000_000
+    assert data["downtime_seconds"] < 5, data["seconds"]
+    for name in ("data", "changes"):
+        assert (there / name).read_bytes() == (here / name).read_bytes()
+    assert (there / "changes").read_bytes().count(b"2") == 1
+    assert (there / "data").stat().st_nlink == 1
+    for place in ("incoming", "outgoing"):
+        assert not list(Path(f"/var/lib/gpuckpt/{place}").glob(f"*{pid}-{data['image_id'][:8]}*"))
+
+
+def test_files_that_were_sent_go_again_where_the_job_stays(two_hosts):
+    a, b = two_hosts.a, two_hosts.b
+    a.outside("/srv/app").mkdir()
+    a.outside("/srv/app/data").write_bytes(os.urandom(9 << 20))
+    pid = a.daemon("env", "--chdir=/srv/app", sys.executable, PROGRAMS / "counter.py", LOG, 5)
+    wait_for_count(a.outside(LOG), 3)
+    b.outside("/srv/images").mkdir(mode=0o700)
+    seen = "test -d /srv/images/*-files && exit 1"
+    answer = migrate(two_hosts, pid, "--carry-files", "all", "--pre-restore", seen, to="b:/srv/images")
+    assert (answer.status, answer.report["process"]) == (30, "running"), explain(answer)
+    assert "--pre-restore" in answer.error["message"]
+    assert_untouched(two_hosts, pid)
+
+
+def test_files_that_were_sent_go_again_where_the_job_is_refused_then(two_hosts):
+    a, b = two_hosts.a, two_hosts.b
+    a.outside("/srv/app").mkdir()
+    a.outside("/srv/app/data").write_bytes(os.urandom(20 << 20))
+    pid = a.daemon("env", "--chdir=/srv/app", sys.executable, PROGRAMS / "counter.py", LOG, 5)
+    wait_for_count(a.outside(LOG), 3)
+    images = b.outside("/srv/images")
+    images.mkdir(mode=0o700)
+    reach = ("b:/srv/images", *two_hosts.reach, *SETTLE, "--carry-files", "all", "--bwlimit", "5M")
+    main = a.start_gpuckpt("migrate", "--tree", pid, *reach)
+    wait_for(lambda: list(images.glob("*-files.partial")), "files are sent beforehand")
+    b.run("sh", "-c", f"echo {pid - 1} > /proc/sys/kernel/ns_last_pid; setsid sleep 1000 </dev/null >/dev/null 2>&1 &")
+    assert b.alive(pid)
+    said, errors = main.communicate(timeout=200)
+    assert main.returncode == 20 and "pids-free" in json.loads(said)["error"]["message"], (said, errors)
+    assert_untouched(two_hosts, pid)
 
 
 LIBRARY = next(one for one in map(Path, ("/lib/x86_64-linux-gnu/libz.so.1", "/usr/lib64/libz.so.1")) if one.exists())

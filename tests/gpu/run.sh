@@ -37,7 +37,7 @@ trap 'rm -rf -- "$work"' EXIT
 timeout 60 "$python" -m venv --without-pip "$work/venv"
 PIP_CONFIG_FILE=/dev/null timeout 180 "$work/venv/bin/python" "$(echo "$bundle"/wheels/pip-*.whl)/pip" \
     --quiet --disable-pip-version-check install --root-user-action=ignore --no-cache-dir --no-compile \
-    --no-index --find-links "$bundle/wheels" gpuckpt pytest pytest-timeout
+    --no-index --find-links "$bundle/wheels" gpuckpt pytest pytest-timeout hypothesis
 # The host's python3 may come from an environment itself, whose PyTorch --system-site-packages would miss: a .pth file
 # names the packages it sees. Only now, or pip would take what is there for installed.
 packages=$("$work/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -51,12 +51,15 @@ export GPUCKPT_CRIU=$work/criu/bin/criu GPUCKPT_GPU_OUT=$out
 why=$(timeout 60 "$GPUCKPT_CRIU" check 2>&1 >/dev/null) ||
     fail "CRIU does not work here: $(head -n 1 <<<"$why")" "The kernel or the container withholds what it needs."
 
+# OpenSSH and what makes namespaces, where the host has none of its own.
+tar -xzf "$bundle/programs.tar.gz" -C "$work" --no-same-owner
+
 # The tests write caches beside themselves, and the bundle may be read-only.
 cp -r -- "$bundle/source" "$work/source"
 cd "$work/source"
 # The plugins of the host's packages stay out; and tests find gpuckpt and python first in PATH.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 status=0
-PATH=$work/venv/bin:$PATH timeout --kill-after=30 "$limit" "$work/venv/bin/python" -m pytest tests/gpu -v \
+PATH=$work/venv/bin:$PATH:$work/programs/bin timeout --kill-after=30 "$limit" "$work/venv/bin/python" -m pytest tests/gpu -v \
     -p pytest_timeout -p no:cacheprovider --junit-xml="$out/junit.xml" "$@" </dev/null 2>&1 | tee "$out/pytest.log" || status=$?
 exit "$status"

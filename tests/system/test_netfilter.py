@@ -21,7 +21,7 @@ sys.path.insert(0, sys.argv[1])
 from gpuckpt.system import netfilter as n
 def make(family, name):
     batch = n._GENERIC.pack(0, 0, n._NFTABLES)
-    body = n._GENERIC.pack(family, 0, 0) + n._pack_attribute(n._TABLE_NAME, name.encode() + bytes(1))
+    body = n._GENERIC.pack(family, 0, 0) + n.text(n._TABLE_NAME, name)
     with n._connect() as link:
         link.send(n._message(n._BATCH_BEGIN, 1, 1, batch) + n._message(n._NEW_TABLE, 0x405, 2, body) + n._message(n._BATCH_END, 1, 3, batch))
         for _ in n._answers(link, acknowledged=2):
