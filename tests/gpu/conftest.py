@@ -13,7 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests import harness
+from tests.gpu import jobs
 from tests.gpu.recording import Recorder
+from tests.gpu.rows import Row
 from tests.gpu.survivor import Hog, Survivors, evidence
 
 PROGRAM = Path(__file__).parent.parent / "programs" / "gpu_counter.py"
@@ -152,14 +154,29 @@ class TorchJob:
 @pytest.fixture
 def torch_job(python_with_torch, tmp_path):
     """start(gib, *options): PyTorch programs that end with the test."""
-    jobs: list[TorchJob] = []
+    started: list[TorchJob] = []
 
     def start(gib: float, *options: str) -> TorchJob:
-        jobs.append(TorchJob(python_with_torch, tmp_path / f"job{len(jobs)}.log", gib, *options))
-        return jobs[-1]
+        started.append(TorchJob(python_with_torch, tmp_path / f"job{len(started)}.log", gib, *options))
+        return started[-1]
 
     yield start
-    for job in jobs:
+    for job in started:
+        job.end()
+
+
+@pytest.fixture
+def lone_job(python_with_torch, tmp_path):
+    """lone_job(row): started with nothing beside it; its start is a cold start."""
+    started: list[jobs.Job] = []
+
+    def start(row: Row) -> jobs.Job:
+        started.append(jobs.start(row, python_with_torch, tmp_path))
+        started[-1].await_start()
+        return started[-1]
+
+    yield start
+    for job in started:
         job.end()
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -18,6 +20,9 @@ from tests.harness import Answer, gpuckpt
 PATIENCE_SECONDS = 120.0
 GRACE_SECONDS = 10.0
 """gpuckpt's own limit is so much shorter: it undoes what it began before it is killed."""
+
+PLAIN_SECONDS = 200.0
+PROCEDURE = Path(__file__).parent / "plainprocedure.py"
 
 Figures = dict[str, Any]
 
@@ -127,6 +132,35 @@ def round_trip(job: Job, image: Path, figures: Figures, *options: str, patience:
     job.assert_whole()
 
 
+def plain_round(job: Job, directory: Path) -> dict[str, Any]:
+    """The plain procedure on the same process, held to the same standard."""
+    digests, pids = job.digests(), job.pids()
+    began = time.monotonic()
+    figures: dict[str, Any] = {"dump_seconds": plain("dump", job.pid, directory)}
+    figures["dump_wall_seconds"] = time.monotonic() - began
+    await_gone(pids)
+    figures["stored_bytes"] = sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+    watch = FirstStep(job)
+    began = time.monotonic()
+    figures["restore_seconds"] = plain("restore", job.pid, directory)
+    figures["restore_wall_seconds"] = time.monotonic() - began
+    figures["running_seconds"] = watch.seconds()
+    job.await_steps(5)
+    assert job.digests() == digests
+    job.assert_whole()
+    return figures
+
+
+def plain(verb: str, pid: int, directory: Path) -> dict[str, float]:
+    """One half of it; the seconds by phase."""
+    criu, why = harness.criu_or_reason()
+    assert criu is not None, why
+    argv = [sys.executable, str(PROCEDURE), verb, str(pid), str(directory), "--criu", criu]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PLAIN_SECONDS)
+    assert done.returncode == 0, f"plain procedure, {verb}: {done.stdout}{done.stderr[-1500:]}"
+    return json.loads(done.stdout)
+
+
 def refused(job: Job, image: Path, figures: Figures, *options: str) -> str:
     """A dump that must not happen, and the job unharmed; what was said."""
     refusal = job.row.refused
@@ -170,6 +204,15 @@ def _what_came_of_it(job: Job, image: Path, figures: Figures, digests: dict[str,
     except AssertionError as failure:
         return f"the image does not bring it back: {failure}"
     return f"the image brought it back, digests {'equal' if equal else 'DIFFERENT'}, values right"
+
+
+def warm(place: Path, gib: int) -> None:
+    """Write as much as an image will hold, and remove it: a tmpfs on memory that the host has to find first is slow."""
+    piece = os.urandom(64 << 20)
+    with (place / "warm").open("wb") as file:
+        for _ in range(gib * 16):
+            file.write(piece)
+    (place / "warm").unlink()
 
 
 def remove(*images: Path) -> None:

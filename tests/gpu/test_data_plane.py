@@ -6,104 +6,78 @@ import json
 import os
 import shutil
 import statistics
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests import harness
+from tests.gpu import rounds
+from tests.gpu.jobs import Job
+from tests.gpu.rows import BIG_16
 from tests.gpu.test_main_job import PATIENT, host_row
 from tests.harness import gpuckpt
 
 pytestmark = [pytest.mark.gpu, pytest.mark.criu]
 
 ROUNDS = int(os.environ.get("GPUCKPT_GPU_ROUNDS", "3"))
-BOTH_VERBS = ("--plain", "--huge-pages")
+SETTING = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
-def one_round(job, image, *options) -> dict:
-    """Dump, end, restore; the phases' seconds and the walls of both commands."""
-    began = time.monotonic()
-    dumped = gpuckpt("dump", "--tree", job.pid, image, *options, **PATIENT)
-    dump_wall = time.monotonic() - began
-    assert dumped.status == 0, dumped
-    job.process.poll()
-    harness.wait_for(lambda: not Path(f"/proc/{job.pid}").exists(), "the pid is free")
-    last = job.steps()[-1]
-    began = time.monotonic()
-    restored = gpuckpt("restore", image, "--settle", 0.2, *(o for o in options if o in BOTH_VERBS), **PATIENT)
-    restore_wall = time.monotonic() - began
-    assert restored.status == 0, restored
-    job.wait_past(last + 2)
-    data, back = dumped.report["data"], restored.report["data"]
-    return {
-        "dump": data["seconds"],
-        "frozen": data["frozen_seconds"],
-        "dump_wall": dump_wall,
-        "stored": data["bytes_stored"],
-        "restore": back["seconds"],
-        "restore_wall": restore_wall,
-        "injected": back.get("bytes_injected"),
-        "by_criu": back.get("bytes_by_criu"),
-        "notes": data["notes"] + back["notes"],
-    }
+@pytest.mark.timeout(580)
+def test_16_gib_beside_the_plain_procedure(lone_job, place, record, this_host):
+    """One process, saved and brought back by gpuckpt, by hand, and with --huge-pages in every second round.
 
-
-def warm(place: Path, gigabytes: int) -> None:
-    """Write as much as an image will hold, and remove it: a tmpfs on memory that the host has to find first is slow."""
-    piece = os.urandom(1 << 20) * 64
-    with (place / "warm").open("wb") as file:
-        for _ in range(gigabytes * 16):
-            file.write(piece)
-    (place / "warm").unlink()
-
-
-def test_16_gib_streamed_and_injected_beside_plain(torch_job, place, record):
-    """Alternating rounds of the same process; checksums and the graph's counter hold over all of them."""
-    job = torch_job(16.0, "--graph")
-    before = job.checksums()
-    warm(place, 20)
-    rounds: dict[str, list[dict]] = {"packs": [], "plain": []}
+    Digests and values hold over all of it, and the host's setting is afterwards what it was.
+    """
+    job = lone_job(BIG_16)
+    rounds.warm(place, 20)
+    setting = SETTING.read_text()
+    found: dict[str, list[dict]] = {"packs": [], "plain": [], "huge": []}
     for number in range(ROUNDS):
-        for way, options in (("packs", ()), ("plain", ("--plain",))):
-            image = place / f"{way}{number}"
-            rounds[way].append(one_round(job, image, *options))
-            row = host_row(image)
-            shutil.rmtree(image)
-    assert job.checksums() == before
-    job.assert_no_step_lost()
-    capture = {way: [r["dump"]["capture"] for r in rounds[way]] for way in rounds}
-    legs = {way: [r["restore"]["criu"] + r["restore"].get("inject", 0.0) for r in rounds[way]] for way in rounds}
+        found["packs"].append(one_round(job, place))
+        found["plain"].append(rounds.plain_round(job, place / "plain"))
+        rounds.remove(place / "plain")
+        if number % 2 == 0:
+            found["huge"].append(one_round(job, place, "--huge-pages"))
+            assert SETTING.read_text() == setting
     record(
-        "PyTorch, 16 GiB, CUDA graph: streamed into packs and injected, beside plain CRIU, alternating",
+        "16 GiB, CUDA graph: gpuckpt and the plain procedure in turn",
         outcome="passed",
-        capture_seconds=capture,
-        restore_leg_seconds=legs,
-        best_capture={way: min(capture[way]) for way in capture},
-        dump_ratio=statistics.median(capture["plain"]) / statistics.median(capture["packs"]),
-        restore_ratio=statistics.median(legs["plain"]) / statistics.median(legs["packs"]),
-        rounds=rounds,
-        **row,
+        rounds_each=ROUNDS,
+        compared={name: compared(found, of) for name, of in CLOCKS.items()},
+        rounds=found,
+        **this_host,
     )
 
 
-def test_huge_pages(torch_job, place, record):
-    """The driver's copies with and without; the host's setting is afterwards what it was."""
-    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    before = setting.read_text()
-    job = torch_job(16.0, "--graph")
-    sums = job.checksums()
-    warm(place, 20)
-    rounds = {}
-    for way, options in (("as it is", ()), ("--huge-pages", ("--huge-pages",))):
-        image = place / "image"
-        rounds[way] = one_round(job, image, *options)
-        row = host_row(image)
-        shutil.rmtree(image)
-        assert setting.read_text() == before
-    assert job.checksums() == sums
-    job.assert_no_step_lost()
-    record("PyTorch, 16 GiB, with and without --huge-pages", outcome="passed", rounds=rounds, setting=before, **row)
+def one_round(job: Job, place: Path, *options: str) -> dict:
+    """Dump, end, restore by gpuckpt; the figures of both."""
+    figures: dict = {}
+    rounds.round_trip(job, place / "packs", figures, *options, patience=rounds.PLAIN_SECONDS)
+    rounds.remove(place / "packs")
+    return figures
+
+
+CLOCKS = {
+    "capture": lambda one: one["dump_seconds"]["capture"],
+    "frozen": lambda one: one.get("frozen_seconds", one["dump_wall_seconds"]),
+    "dump, whole command": lambda one: one["dump_wall_seconds"],
+    "criu and memory": lambda one: one["restore_seconds"]["criu"] + one["restore_seconds"].get("inject", 0.0),
+    "restore to running": lambda one: one["running_seconds"],
+}
+"""By hand the process stands still from the first command of a dump to its end."""
+
+
+def compared(found: dict[str, list[dict]], of: Callable[[dict], float]) -> dict[str, list[float]]:
+    """[minimum, median] of each way, and how many times the plain procedure's are those of the others."""
+    figures = {way: [min(map(of, ones)), statistics.median(map(of, ones))] for way, ones in found.items()}
+    ratios = {f"ratio of {way}": _ratios(figures["plain"], figures[way]) for way in ("packs", "huge")}
+    return {**figures, **ratios}
+
+
+def _ratios(plain: list[float], ours: list[float]) -> list[float]:
+    return [theirs / mine for theirs, mine in zip(plain, ours, strict=True)]
 
 
 def test_a_second_dump_with_constant_weights_writes_little(torch_job, place, record):
