@@ -66,7 +66,7 @@ def test_a_row_is_refused(started, tmp_path):
     job = started(stand_in("--watch", refused=WATCHED))
     job.await_start()
     said = rounds.refused(job, tmp_path / "image", {})
-    assert said.startswith("20, ") and "/proc" in said
+    assert said.startswith("inotify: ") and "/proc" in said
     rounds.refused(job, tmp_path / "image", {}, "--dry-run")
 
 
@@ -227,7 +227,7 @@ def test_the_whole_matrix_on_a_fake_gpu(fake_gpu, tmp_path):
     found = {entry["row"]: entry for entry in json.loads(file.read_text())}
     outcomes = {name: entry["outcome"] for name, entry in found.items()}
     assert outcomes["whole"] == "passed"
-    assert outcomes["refused"].startswith("passed: refused (20, ")
+    assert outcomes["refused"].startswith("passed: refused (inotify: ")
     assert outcomes["dies"].startswith("failed: AssertionError: dies ended before its first steps: as it was told")
     assert (
         outcomes["wrongly_refused"].startswith("failed: AssertionError: dump: {")
