@@ -43,11 +43,27 @@ def read(places: list[Path]) -> list[Entry]:
     return sorted(entries, key=lambda entry: entry["time"])
 
 
+FIGURES = ("gpu_memory_bytes", "raw_bytes", "stored_bytes", "frozen_seconds", "running_seconds", "cold_start_seconds")
+
+
 def in_one_form(entry: Entry) -> Entry:
-    """Tests of several images record lists, of which no single figure is taken; some record GPU memory by process."""
-    single = {key: value for key, value in entry.items() if not isinstance(value, list)}
-    memory = single.get("gpu_memory_bytes")
-    return {**single, "gpu_memory_bytes": sum(memory.values())} if isinstance(memory, dict) else single
+    """Other tests than the matrix's record figures of several images or processes too: no column holds those.
+
+    GPU memory by process is added up.
+    """
+    memory = entry.get("gpu_memory_bytes")
+    one = {**entry, "gpu_memory_bytes": sum(memory.values())} if isinstance(memory, dict) else dict(entry)
+    for name in FIGURES:
+        if not isinstance(one.get(name), int | float):
+            one.pop(name, None)
+    for name in ("dump_seconds", "restore_seconds"):
+        if not _is_phases(one.get(name)):
+            one.pop(name, None)
+    return one
+
+
+def _is_phases(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(seconds, int | float) for seconds in value.values())
 
 
 def newest(entries: list[Entry]) -> dict[str, Entry]:
