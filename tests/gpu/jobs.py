@@ -169,9 +169,12 @@ class Job:
             assert one == other, f"step {one[0]} is {one[1]}, uninterrupted it is {other[1]}"
 
     def pids(self) -> list[int]:
-        """Its living processes: all of its session."""
-        everybody = map(int, filter(str.isdecimal, os.listdir("/proc")))
-        return [pid for pid in everybody if _session(pid) == self.pid and harness.alive(pid)]
+        """Its living processes: its descendants (torchrun's ranks have sessions of their own), and all of its session."""
+        seen = {int(name): _parent_and_session(name) for name in os.listdir("/proc") if name.isdecimal()}
+        ours = {pid for pid, (_, session) in seen.items() if session == self.pid}
+        while more := {pid for pid, (parent, _) in seen.items() if parent in ours and pid not in ours}:
+            ours |= more
+        return sorted(filter(harness.alive, ours))
 
     def end(self) -> None:
         """End all of it, first kindly: a killed CUDA process leaves its memory to be cleared by the driver."""
@@ -214,8 +217,10 @@ def _lines(path: Path) -> list[str]:
     return [line for line in text[: text.rfind("\n") + 1].splitlines() if line.strip()]
 
 
-def _session(pid: int) -> int:
+def _parent_and_session(pid: str) -> tuple[int, int]:
+    """(0, 0) for one that is gone."""
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[3])
+        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(words[1]), int(words[3])
     except (OSError, IndexError, ValueError):
-        return 0
+        return 0, 0

@@ -7,6 +7,7 @@ brought back. A start that fails fails only its own row.
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ def test_remap(request, tmp_path, place, record, this_host, python_with_torch):
     figures = record.begin(request.node, REMAP.name, about=REMAP.about, **this_host)
     if reason := jobs.why_not(REMAP, this_host["gpus"]):
         pytest.skip(reason)
-    job = jobs.start(REMAP, python_with_torch, tmp_path)
+    job = jobs.start(replace(REMAP, restore_options=swap(this_host["gpus"])), python_with_torch, tmp_path)
     try:
         job.await_start()
         first = gpus_of(job.pid)
@@ -87,6 +88,12 @@ def test_remap(request, tmp_path, place, record, this_host, python_with_torch):
     finally:
         job.end()
         rounds.remove(place / "there", place / "back")
+
+
+def swap(gpus: int) -> tuple[str, ...]:
+    """GPU 0 and GPU 1 change places. Every GPU the process could see is named: the driver refuses a map that leaves one out."""
+    pairs = [(0, 1), (1, 0), *((number, number) for number in range(2, gpus))]
+    return tuple(word for old, new in pairs for word in ("--gpu", f"{old}={new}"))
 
 
 def gpus_of(pid: int) -> set[str]:
