@@ -4,7 +4,8 @@ steps, and what kill -9 of this process at each leaves (the owner's steps: owner
 
 1. open, verify every part, judge, plan   nothing was touched; what was fetched of an image on another host is
                                            removed by the next run, later by the owner. --pre-restore runs last
-                                           in it (flows/hooks.py)
+                                           in it (flows/hooks.py); packets of kept connections, dropped from before
+                                           it on, pass again when the run is settled (owner/networklock.py)
 2. lean directory, captured files          link-remap files, which the next restore uses; files that were put back,
                                            replaced or cut are as before once another run has found the journal of it
 3. owner: CRIU up to the gate               the owner turns CRIU away: nothing is left of the tree
