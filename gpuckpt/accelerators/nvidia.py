@@ -75,9 +75,9 @@ class Nvidia:
         wanted = set(pids)
         return tuple(use for use in nvml.read().uses if use.pid in wanted)
 
-    def suspender(self, *, force_program: bool = False) -> Suspender:
+    def suspender(self, *, force_program: bool = False, driver: GpuDriver | None = None) -> Suspender:
         """See Accelerator."""
-        facts = self.driver()
+        facts = driver or self.driver()
         _refuse_unusable(facts)
         if force_program or facts.interface == "program":
             if facts.program is None:

@@ -206,6 +206,9 @@ class Accelerator(Protocol):
         """GPU memory of these processes by device; a process without any is left out. Never raises."""
         ...
 
-    def suspender(self, *, force_program: bool = False) -> Suspender:
-        """What suspends processes here; raises MachineLacks with cause and remedy."""
+    def suspender(self, *, force_program: bool = False, driver: GpuDriver | None = None) -> Suspender:
+        """What suspends processes here; `driver`: what it said just now, else it is asked.
+
+        Raises MachineLacks with cause and remedy.
+        """
         ...

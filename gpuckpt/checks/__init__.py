@@ -30,6 +30,7 @@ from gpuckpt.model.errors import Busy, GpuckptError, MachineLacks, NotFound, Ref
 from gpuckpt.model.report import Finding
 
 __all__ = [
+    "AT_REST_CHECKS",
     "DUMP_CHECKS",
     "HOOK_MAY_LIFT",
     "HOST_CHECKS",
@@ -112,6 +113,10 @@ DUMP_CHECKS: tuple[Check[DumpFacts], ...] = (
     gpu.HUGE_PAGES,
     gpu.NCCL,
 )
+
+AT_REST_CHECKS = tuple(check for check in DUMP_CHECKS if check is not image.DISK_SPACE)
+"""What a tree is judged by once more when it stands still. Not the room for its image, which is written by then; and
+the driver's copy, now part of the tree's memory, would count beside the GPU's."""
 
 RESTORE_CHECKS: tuple[Check[RestoreFacts], ...] = (
     machine.PRIVILEGE,

@@ -118,6 +118,8 @@ class DumpFacts:
     """Its uid."""
     image_space_bytes: int | None
     """Free bytes where the image will lie, quota included."""
+    image_in_memory: bool = False
+    """It will lie in this host's memory (tmpfs)."""
     base_bytes: int | None = None
     """Memory of the base image that can be shared, not written; None: no base, or nothing of it can be shared."""
     unsafe_ancestors: tuple[str, ...] = ()

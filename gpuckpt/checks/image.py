@@ -61,18 +61,30 @@ def _space(facts: DumpFacts) -> Judgement:
     expected = f"{size(most)} free for the image in {facts.request.image.parent}"
     if need < most:
         expected = f"{size(need)} free for what the base cannot hold, or up to {expected}"
-    free = facts.image_space_bytes
+    free, found = _free(facts, on_gpu or 0)
     if free is None:
         return unknown(expected, "the free space is not known", "look at it with `df` before you go on")
     hint = "free space there or name a directory on a larger file system"
     if free < need:
-        return failed(expected, f"{size(free)} free", hint)
+        return failed(expected, found, hint)
     if on_gpu is None:
-        return unknown(f"{expected}, and the job's GPU memory", f"{size(free)} free; the GPU memory is not known", hint)
+        return unknown(f"{expected}, and the job's GPU memory", f"{found}; the GPU memory is not known", hint)
     if free < most:
         hint = "if it does not suffice for what has changed since the base, the dump fails and the tree runs on"
-        return failed(expected, f"{size(free)} free", hint, severity="warn")
-    return passed(expected, f"{size(free)} free")
+        return failed(expected, found, hint, severity="warn")
+    return passed(expected, found)
+
+
+def _free(facts: DumpFacts, on_gpu: int) -> tuple[int | None, str]:
+    """Bytes for the image, and in words. A tmpfs may be larger than the memory it lies in, beside the job's."""
+    free = facts.image_space_bytes
+    if free is None or not facts.image_in_memory:
+        return free, f"{size(free or 0)} free"
+    left = max(0, facts.host.memory_available_bytes - on_gpu)
+    if free <= left:
+        return free, f"{size(free)} free"
+    beside = ", beside the driver's copy of the GPU memory" if on_gpu else ""
+    return left, f"{size(left)} free in the host's memory, where it would lie{beside}"
 
 
 def _image_safe(facts: RestoreFacts) -> Judgement | None:

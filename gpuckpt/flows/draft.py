@@ -83,7 +83,7 @@ def _as_captured(number: int, file: OpenFile) -> tuple[CapturedFile, Part]:
 
 def room(facts: DumpFacts, judged: Judged, where: str) -> tuple[Finding, ...]:
     """Whether the image will fit there."""
-    there = replace(facts, image_space_bytes=judged.space_bytes)
+    there = replace(facts, image_space_bytes=judged.space_bytes, image_in_memory=False)
     finding = imagechecks.DISK_SPACE.finding(there, facts.request.allow)
     return () if finding is None else (replace(finding, found=f"on {where}: {finding.found}"),)
 

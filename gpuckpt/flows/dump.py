@@ -53,7 +53,7 @@ from gpuckpt.model.manifest import CudaSuspension, Manifest
 from gpuckpt.model.records import dataclass
 from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.owner import journal, runs
-from gpuckpt.owner.handle import OWNER_LOG, OwnerHandle
+from gpuckpt.owner.handle import OWNER_LOG, OwnerHandle, spare_owner
 from gpuckpt.owner.messages import DumpOrder, Given, PeerGone, TreeOrder
 from gpuckpt.stores import directory
 from gpuckpt.system import procfs, signatures
@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from gpuckpt.flows.openfiles import SavedFiles
     from gpuckpt.model.facts import Tree
     from gpuckpt.model.requests import DumpRequest
+    from gpuckpt.owner.handle import SpareOwner
     from gpuckpt.owner.runs import Run
     from gpuckpt.stores.directory import Image, PartialImage
     from gpuckpt.system.files import Placed
@@ -93,9 +94,12 @@ def dump(
     if request.sign_key is not None:
         signatures.require_usable(request.sign_key)
     sealing = Sealing.of(request.encrypt_to)
-    facts = gather.dump_facts(request, machine)
-    findings = hooks.before_it(checks.judge(checks.DUMP_CHECKS, facts, request.allow), "dump", request.hooks)
-    refusal = checks.refusal(findings)
+    with spare_owner(wanted=not request.dry_run) as spare:
+        facts = gather.dump_facts(request, machine)
+        findings = hooks.before_it(checks.judge(checks.DUMP_CHECKS, facts, request.allow), "dump", request.hooks)
+        refusal = checks.refusal(findings)
+        if refusal is None and not request.dry_run:
+            return _carry_out(request, machine, interruption, facts, findings, sealing, on_published, spare)
     plan = {
         "image": str(request.image),
         "root_pid": request.pid,
@@ -103,10 +107,20 @@ def dump(
         **hooks.planned("dump", request.hooks),
         "files": checks.needs_at_restore(request, facts.tree),
     }
-    if request.dry_run:
-        return Report("dump", "refused" if refusal else "planned", "untouched", plan, findings, refusal)
-    if refusal:
-        return Report("dump", "refused", "untouched", plan, findings, refusal)
+    return Report("dump", "refused" if refusal else "planned", "untouched", plan, findings, refusal)
+
+
+def _carry_out(
+    request: DumpRequest,
+    machine: Machine,
+    interruption: Interruption,
+    facts: DumpFacts,
+    findings: tuple[Finding, ...],
+    sealing: Sealing | None,
+    on_published: Callable[[], None],
+    spare: SpareOwner | None,
+) -> Report:
+    """A dump whose checks have passed."""
     with contextlib.ExitStack() as stack:
         notes = repairing.put_host_back(machine)
         notes += repairing.clear_before_dump(facts.tree, machine, force_program=request.force_program)
@@ -117,7 +131,10 @@ def dump(
             stack.callback(base.close)
         run = runs.begin("dump", facts.tree.ids, tell=repairing.teller(machine, notes))
         work = DumpWork(
-            request, machine, interruption, facts, findings, run, base, sealing, notes=notes, on_published=on_published
+            *(request, machine, interruption, facts, findings, run, base, sealing),
+            notes=notes,
+            on_published=on_published,
+            spare=spare,
         )
         around = hooks.Hooked(
             "dump", request.hooks, request.pid, str(request.image), run, machine, interruption, _nothing_touched
@@ -187,6 +204,8 @@ class DumpWork:
     """How the images reach the disk."""
     captured_files: list[dict[str, Any]] = field(default_factory=list)
     """Of the tree's open files, those in the image: path, bytes, seconds."""
+    spare: SpareOwner | None = None
+    """An owner that is there already."""
     litter: tuple[Placed, ...] = ()
     """What CRIU leaves beside the tree's files when it ends the tree; the owner removes it, or we do."""
 
@@ -210,7 +229,7 @@ class DumpWork:
             partial = self._hidden(partial)
             self.way = self._prepare(partial)
             try:
-                with OwnerHandle(self.run) as owner:
+                with OwnerHandle(self.run, spare=self.spare) as owner:
                     try:
                         return self._converse(owner, partial)
                     finally:
@@ -325,8 +344,9 @@ class DumpWork:
     def _judge_again(self, tree: Tree, not_captured: dict[str, str] | None = None) -> None:
         """Between the first look and the freeze the tree ran on: what it became must pass the checks as well."""
         now = replace(self.facts, tree=tree, not_captured=not_captured or {})
-        findings = checks.judge(checks.DUMP_CHECKS, now, self.request.allow)
-        self.findings = findings
+        findings = checks.judge(checks.AT_REST_CHECKS, now, self.request.allow)
+        judged = {finding.id for finding in findings}
+        self.findings = (*(one for one in self.findings if one.id not in judged), *findings)
         refusal = checks.refusal(findings)
         if refusal is not None:
             raise refusal

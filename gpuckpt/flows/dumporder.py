@@ -42,6 +42,7 @@ def order(
         force_program=request.force_program,
         stream=stream,
         huge_pages=request.huge_pages,
+        driver=facts.host.gpu,
     )
 
 

@@ -30,7 +30,8 @@ from gpuckpt.model.records import dataclass
 from gpuckpt.owner.runs import RUNTIME, make_runtime
 from gpuckpt.stores import directory
 from gpuckpt.system import commands, namespaces, procfs
-from gpuckpt.system.files import unsafe_places
+from gpuckpt.system.asking import meanwhile
+from gpuckpt.system.files import is_in_memory, unsafe_places
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,11 +51,13 @@ SYSTEMCTL_SECONDS = 10.0
 
 def host(machine: Machine, image_place: Path | None = None) -> Host:
     """What this host is and can do."""
+    # Both are programs that are waited for.
+    criu, gpu = meanwhile(machine.examine_criu), meanwhile(machine.gpu_driver)
     pieces = procfs.read_host_pieces()
     return Host(
         **{name: getattr(pieces, name) for name in pieces.__slots__},
-        criu=machine.examine_criu(),
-        gpu=machine.gpu_driver(),
+        criu=criu(),
+        gpu=gpu(),
         gpuckpt=__version__,
         image_space_bytes=free_bytes(image_place) if image_place else None,
     )
@@ -99,8 +102,10 @@ def tree(pid: int, machine: Machine, *, keep_argv: bool, force_program: bool = F
     accelerator = machine.accelerator()
     if accelerator is None:
         return seen
+    uses = meanwhile(lambda: accelerator.uses(seen.pids))
     cuda = cuda_of(seen.ids, force_program=force_program)
-    return replace(seen, cuda=cuda, gpu_uses=accelerator.uses([one.id.pid for one in cuda]) if cuda else ())
+    pids = {one.id.pid for one in cuda}
+    return replace(seen, cuda=cuda, gpu_uses=tuple(use for use in uses() if use.pid in pids) if cuda else ())
 
 
 def _with_supervisor(seen: Tree) -> Tree:
@@ -165,13 +170,14 @@ def cuda_of(ids: Sequence[ProcessId], *, force_program: bool) -> tuple[CudaProce
 
 def dump_facts(request: DumpRequest, machine: Machine) -> DumpFacts:
     """All that a dump is judged by."""
-    seen = tree(request.pid, machine, keep_argv=request.keep_argv, force_program=request.force_program)
     parent = request.image.parent
+    here = meanwhile(lambda: host(machine, parent))
+    seen = tree(request.pid, machine, keep_argv=request.keep_argv, force_program=request.force_program)
     parent_seen = parent.stat() if os.path.isdir(parent) else None  # noqa: PTH112 - may be unreadable to this user
     return DumpFacts(
         request=request,
         tree=seen,
-        host=host(machine, parent),
+        host=here(),
         own_pid=os.getpid(),
         own_uid=os.geteuid(),
         ancestors_of_gpuckpt=frozenset(pid for pid, _ in procfs.ancestors(os.getpid())),
@@ -181,6 +187,7 @@ def dump_facts(request: DumpRequest, machine: Machine) -> DumpFacts:
         image_parent_mode=parent_seen.st_mode if parent_seen else 0,
         image_parent_owner=parent_seen.st_uid if parent_seen else 0,
         image_space_bytes=free_bytes(parent),
+        image_in_memory=is_in_memory(parent),
         base_bytes=_shareable_bytes(request),
         unsafe_ancestors=unsafe_places(parent, os.geteuid()),
         lacks_resource_capability=procfs.lacks_resource_capability(),

@@ -63,7 +63,7 @@ from gpuckpt.model.errors import (
 from gpuckpt.model.jsonform import from_json
 from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.owner import networklock, runs
-from gpuckpt.owner.handle import OwnerHandle
+from gpuckpt.owner.handle import OwnerHandle, spare_owner
 from gpuckpt.owner.messages import INHERITED_FD, CudaMember, Inherited, PeerGone, RestoreOrder, TreeOrder
 from gpuckpt.system import procfs
 from gpuckpt.system.terminal import PtyRelay
@@ -115,12 +115,18 @@ def restore(
     """Bring an image back. Raises GpuckptError with what became of it."""
     began = time.monotonic()
     require_places(request.stdio)
-    with imagesource.opened(request, machine, interruption) as source:
-        return _restore(source, machine, interruption, began, departure)
+    needs_owner = departure is None and not request.dry_run and not request.wait
+    with imagesource.opened(request, machine, interruption) as source, spare_owner(wanted=needs_owner) as spare:
+        return _restore(source, machine, interruption, began, departure, spare)
 
 
 def _restore(
-    source: ImageSource, machine: Machine, interruption: Interruption, began: float, departure: Departure | None
+    source: ImageSource,
+    machine: Machine,
+    interruption: Interruption,
+    began: float,
+    departure: Departure | None,
+    spare: SpareOwner | None,
 ) -> Report:
     request, image = source.request, source.image
     machine.listener(Event("verify", "begin"))
@@ -147,7 +153,10 @@ def _restore(
     taken = enclosing.pids_taken(request, image.manifest)
     run = runs.begin("restore", taken, tell=repairing.teller(machine, notes))
     work = RestoreWork(
-        source, machine, interruption, facts, findings, run, began, seen, notes=notes, departure=departure
+        *(source, machine, interruption, facts, findings, run, began, seen),
+        notes=notes,
+        departure=departure,
+        spare=spare if departure is None else departure.spare,
     )
     try:
         # Before --pre-restore, which may bring their address here: without a socket it would be answered for.
@@ -210,6 +219,8 @@ class RestoreWork:
     packed: PackedMemory | None = None
     lean: LeanDirectory | None = None
     departure: Departure | None = None
+    spare: SpareOwner | None = None
+    """An owner that is there already."""
     enclosing: enclosing.Enclosing = field(init=False)
 
     @property
@@ -269,8 +280,7 @@ class RestoreWork:
                 # Copies: the owner's own descriptors 0-2 are others, and CRIU's too.
                 self.streams = {number: os.dup(number) for number in (0, 1, 2)}
             masters = (self.relay.master,) if self.relay is not None else ()
-            spare = self.departure.spare if self.departure is not None else None
-            with OwnerHandle(self.run, pass_fds=(*self.streams.values(), *masters), spare=spare) as owner:
+            with OwnerHandle(self.run, pass_fds=(*self.streams.values(), *masters), spare=self.spare) as owner:
                 try:
                     said = self._build(owner)
                     came_up = True
@@ -411,6 +421,7 @@ class RestoreWork:
             huge_pages=self.request.huge_pages,
             transaction=self.departure.transaction if self.departure is not None else "",
             enclosed=self.enclosing.order(),
+            driver=self.facts.host.gpu,
         )
 
     def _tree_order(self) -> TreeOrder:

@@ -13,7 +13,7 @@ from gpuckpt.owner.messages import JOIN, Channel, Order, PeerGone, order_to_json
 from gpuckpt.system import commands
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from gpuckpt.owner.runs import Run
     from gpuckpt.system.commands import Child
@@ -56,11 +56,26 @@ class SpareOwner:
         return end
 
     def close(self) -> None:
-        """It is not needed."""
+        """It is not needed. It has nothing in hand, and may still be loading: it is not asked."""
         if self._end is not None:
             self._end.close()
             self._end = None
+            self.child.kill_group()
             self.child.wait(END_SECONDS)
+
+
+@contextlib.contextmanager
+def spare_owner(*, wanted: bool) -> Iterator[SpareOwner | None]:
+    """An owner that starts while others still look at facts; None where none is wanted, or none can be started."""
+    spare = None
+    if wanted:
+        with contextlib.suppress(OSError):
+            spare = SpareOwner()
+    try:
+        yield spare
+    finally:
+        if spare is not None:
+            spare.close()
 
 
 class OwnerHandle:

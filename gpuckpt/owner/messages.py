@@ -9,7 +9,7 @@ import time
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Literal
 
-from gpuckpt.model.facts import ProcessId
+from gpuckpt.model.facts import GpuDriver, ProcessId
 from gpuckpt.model.jsonform import from_json, to_json
 from gpuckpt.model.manifest import CriuOptions
 from gpuckpt.model.records import dataclass
@@ -66,6 +66,8 @@ class DumpOrder:
     """`images` holds only main's socket: CRIU hands its files over instead of writing them there."""
     huge_pages: bool = False
     """Transparent huge pages for the CUDA suspension, and for the resume where the tree goes on."""
+    driver: GpuDriver | None = None
+    """As main has seen it just now: to ask NVML once more takes as long as all of CRIU's restore of a small tree."""
 
 
 INHERITED_FD = "fd:"
@@ -146,6 +148,8 @@ class RestoreOrder:
     transaction: str = ""
     """A migration's: the tree is held when it is whole, we say `prepared`, and main's `go` lets it run."""
     enclosed: Enclosed | None = None
+    driver: GpuDriver | None = None
+    """As in DumpOrder."""
 
 
 Given = Literal["resume", "hold", "end"]

@@ -26,7 +26,7 @@ from gpuckpt.owner import hostchanges, runs
 from gpuckpt.owner.criurun import OPEN_FILES
 from gpuckpt.owner.dumping import dump
 from gpuckpt.owner.journal import Journal
-from gpuckpt.owner.messages import JOIN, Channel, DumpOrder, Order, PeerGone, RestoreOrder, order_from_json
+from gpuckpt.owner.messages import JOIN, Channel, DumpOrder, Order, PeerGone, RepairOrder, RestoreOrder, order_from_json
 from gpuckpt.owner.repairing import repair
 from gpuckpt.owner.restoring import restore
 from gpuckpt.owner.unwind import Means
@@ -139,7 +139,8 @@ def _suspender(order: Order) -> Suspender | None:
     present = [accelerator for accelerator in ACCELERATORS if accelerator.present()]
     if not present:
         raise MachineLacks("the tree uses a GPU, but this machine has no GPU driver", "install the NVIDIA driver")
-    return present[0].suspender(force_program=order.force_program)
+    known = None if isinstance(order, RepairOrder) else order.driver
+    return present[0].suspender(force_program=order.force_program, driver=known)
 
 
 def _driver() -> GpuDriver:

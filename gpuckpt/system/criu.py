@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from gpuckpt.model.facts import CriuProgram
 from gpuckpt.model.records import dataclass
 from gpuckpt.system import commands
+from gpuckpt.system.asking import meanwhile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +59,7 @@ def _not_found() -> str:
 
 
 def _examine_working(path: Path, version: str) -> CriuProgram:
+    has_nftables = meanwhile(lambda: _has(path, "network_lock_nftables"))
     checked = commands.run([str(path), "check", "--no-default-config"], timeout=CHECK_TIMEOUT)
     output = (checked.stdout + checked.stderr).strip()
     return CriuProgram(
@@ -65,7 +67,7 @@ def _examine_working(path: Path, version: str) -> CriuProgram:
         version=version,
         check_ok=checked.ok,
         check_output=output[-2000:],
-        network_lock="nftables" if _has(path, "network_lock_nftables") else _iptables_or_skip(),
+        network_lock="nftables" if has_nftables() else _iptables_or_skip(),
         problem="" if checked.ok else f"`criu check` {checked.describe()}",
     )
 

@@ -255,6 +255,22 @@ def test_disk_space_counts_everything():
     assert verdict("disk-space", dump(replace(job, gpu_uses=()), image_space_bytes=need)) == "unknown"
 
 
+def test_an_image_in_memory_lies_beside_the_copy_of_the_gpu_memory():
+    """A tmpfs of 128 GiB on a host of 128 GiB has room for 60 GiB, and so has the host for a copy: not for both."""
+    job = gpu_tree(gpu_uses=(GpuUse(1000, "GPU-aaaa", 60 * GIB),))
+    here = replace(driver(), memory_available_bytes=124 * GIB)
+    there = {"image_space_bytes": 128 * GIB, "host": here}
+    assert verdict("gpu-copy-room", dump(job, **there)) == "pass"
+    assert verdict("disk-space", dump(job, **there)) == "pass"
+    found = judged("disk-space", dump(job, **there, image_in_memory=True))
+    assert found.verdict == "fail"
+    assert "64.0 GiB free in the host's memory" in found.found
+    assert "beside the driver's copy" in found.found
+    on_cpu = dump(image_space_bytes=500 * GIB, image_in_memory=True, host=host(memory_available_bytes=1 << 20))
+    assert "1.0 MiB free in the host's memory, where it would lie" in judged("disk-space", on_cpu).found
+    assert "GPU" not in judged("disk-space", on_cpu).found
+
+
 def test_disk_space_with_a_base():
     job = tree(
         root_process=process(rss_bytes=4 * GIB), files=(file("/tmp/gone", deleted=True, links=0, blocks_bytes=GIB),)

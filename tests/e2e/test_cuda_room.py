@@ -6,6 +6,7 @@ That a restore is refused beforehand, and that a job whose GPU memory stays take
 from __future__ import annotations
 
 import signal
+import subprocess
 import time
 
 import pytest
@@ -27,6 +28,26 @@ def app(fake_gpu, start_fake_cuda_app):
     started = start_fake_cuda_app("--mib", "16")
     started.wait_for_steps(3)
     return started
+
+
+@pytest.fixture
+def small_disk(work):
+    """A file system of 160 MiB for images, which has no other room."""
+    place = work / "disk"
+    place.mkdir(mode=0o700)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=160m,mode=0700", "none", place], check=True, timeout=10)
+    yield place
+    subprocess.run(["umount", place], check=True, timeout=10)
+
+
+def test_the_copy_of_the_gpu_memory_counts_once(small_disk, fake_gpu, start_fake_cuda_app):
+    """Room for the job and its 96 MiB on the GPU; while it stands still its own memory holds these too."""
+    fake_gpu.configure(total=GPU_BYTES)
+    app = start_fake_cuda_app("--mib", "96")
+    app.wait_for_steps(3)
+    answer = gpuckpt("dump", "--tree", app.pid, small_disk / "img", env=fake_gpu.variables)
+    assert (answer.status, answer.report["process"]) == (0, "ended"), answer
+    assert [one["verdict"] for one in answer.report["findings"] if one["id"] == "disk-space"] == ["pass"]
 
 
 def test_a_job_goes_on_by_itself_when_the_memory_is_free_again(work, fake_gpu, app):
