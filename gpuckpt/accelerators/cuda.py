@@ -14,7 +14,7 @@ from gpuckpt.accelerators.protocol import INVALID_VALUE, NO_CUDA_CODES, NOT_SUPP
 from gpuckpt.model.errors import MachineLacks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from gpuckpt.model.facts import CudaState
 
@@ -127,14 +127,18 @@ def driver_version(library: ctypes.CDLL) -> int | None:
 class CudaApi:
     """A Suspender over libcuda's functions, which act on other processes through their restore thread."""
 
-    def __init__(self, library: ctypes.CDLL, *, initialise: bool) -> None:
-        """`initialise`: call cuInit before the first restore (persistence mode off or unknown)."""
+    def __init__(self, library: ctypes.CDLL, *, initialise: bool, gpus: Sequence[str] = ()) -> None:
+        """`initialise`: call cuInit before the first restore (persistence mode off or unknown).
+
+        `gpus`: the UUIDs of all GPUs of this host.
+        """
         if not has_checkpoint_functions(library):
             raise MachineLacks(
                 "the NVIDIA driver is too old: its libcuda has no checkpoint functions",
                 "install driver 570 or newer, or a driver from 555 on and the cuda-checkpoint program",
             )
         self._library = library
+        self._gpus = tuple(gpus)
         self._version = driver_version(library) or 0
         self._initialise = initialise
         self._initialise_lock = threading.Lock()
@@ -170,11 +174,25 @@ class CudaApi:
             detail = "a restore onto other GPUs needs driver 580 or newer"
             raise DriverError(pid, "restore", NOT_SUPPORTED, detail=detail)
         try:
-            args = restore_args(gpu_map)
+            args = restore_args(gpu_map) if gpu_map else None
         except ValueError as error:
             raise DriverError(pid, "restore", INVALID_VALUE, detail=str(error)) from error
         self.prepare()
-        _raise_unless_success(pid, "restore", self._call("Restore", pid, args))
+        code = self._call("Restore", pid, args)
+        if code == INVALID_VALUE and args is None:
+            code = self._restore_by_full_map(pid)
+        _raise_unless_success(pid, "restore", code)
+
+    def _restore_by_full_map(self, pid: int) -> int:
+        """Once more, every GPU onto itself; the driver's code.
+
+        Without a map the driver refused a process with memory on two GPUs (580.159.04, H200s). A refused map changes
+        nothing: the process can be tried again.
+        """
+        whole = all(uuid.startswith("GPU-") for uuid in self._gpus)
+        if len(self._gpus) < 2 or not whole or self._version < FIRST_WITH_GPU_MAP:
+            return INVALID_VALUE
+        return self._call("Restore", pid, restore_args({uuid: uuid for uuid in self._gpus}))
 
     def unlock(self, pid: int) -> None:
         """See Suspender."""
@@ -189,9 +207,9 @@ class CudaApi:
             if self._initialise and self._library.cuInit(0) == SUCCESS:
                 self._initialise = False
 
-    def _call(self, function: str, pid: int, args: ctypes.Structure) -> int:
+    def _call(self, function: str, pid: int, args: ctypes.Structure | None) -> int:
         call: Any = getattr(self._library, f"cuCheckpointProcess{function}")
-        return int(call(pid, ctypes.byref(args)))
+        return int(call(pid, ctypes.byref(args) if args is not None else None))
 
 
 def _raise_unless_success(pid: int, action: str, code: int, *, limit_seconds: float = 0.0) -> None:

@@ -92,7 +92,7 @@ class Nvidia:
             ) from error
         # Unknown counts as off: one cuInit too many costs a second, one too few costs the restore.
         persistent = bool(facts.gpus) and all(gpu.persistence_mode for gpu in facts.gpus)
-        return cuda.CudaApi(library, initialise=not persistent)
+        return cuda.CudaApi(library, initialise=not persistent, gpus=[gpu.uuid for gpu in facts.gpus])
 
 
 def _refuse_unusable(facts: GpuDriver) -> None:

@@ -66,7 +66,8 @@ _CAUSES = {
         "the driver could not reach the process, or an earlier restore ran out of GPU memory and its state is lost"
     ),
     ("restore", INVALID_VALUE): (
-        "the driver does not accept the GPU map: it must name every GPU the process could see, each of the same model"
+        "the driver does not accept the GPUs: a map must name every GPU the process could see, each of the same model; "
+        "without one it may be a process with memory on several GPUs"
     ),
     ("restore", NOT_INITIALIZED): (
         "the driver is not initialised for a restore: persistence mode is off and CUDA could not be started here"

@@ -8,7 +8,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from gpuckpt.checks import arrival, filechoice, files, gpu, gpu_restore, image, isolation, machine, objects, processes
+from gpuckpt.checks import (
+    arrival,
+    filechoice,
+    files,
+    gpu,
+    gpu_restore,
+    gpu_several,
+    image,
+    isolation,
+    machine,
+    objects,
+    processes,
+)
 from gpuckpt.checks.check import Check, Judgement
 from gpuckpt.checks.facts import (
     DumpFacts,
@@ -109,6 +121,7 @@ DUMP_CHECKS: tuple[Check[DumpFacts], ...] = (
     gpu.GPU_COPY_ROOM,
     gpu.GPU_SHARED,
     gpu.GPU_MANAGED,
+    gpu_several.GPU_SEVERAL,
     gpu.GPU_PERSISTENCE,
     gpu.HUGE_PAGES,
     gpu.NCCL,

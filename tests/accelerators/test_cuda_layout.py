@@ -1,6 +1,7 @@
 """The C interface of libcuda: sizes, offsets, UUIDs, old libraries."""
 
 import ctypes
+from types import SimpleNamespace
 
 import pytest
 
@@ -102,3 +103,34 @@ def test_a_restore_can_go_to_another_gpu(fake_gpu, start_fake_cuda_app):
     api.unlock(app.pid)
     assert app.checksum() == before
     assert (fake_gpu.used_bytes(0), fake_gpu.used_bytes(1)) == (0, 4 << 20)
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a_restore_that_is_refused_without_a_map_is_tried_with_a_full_one(fake_gpu, start_fake_cuda_app, gpus):
+    """A process on two GPUs; with one GPU there is nothing else to try."""
+    fake_gpu.configure(gpus=gpus)
+    uuids = [f"GPU-fa4e0000-0000-0000-0000-00000000000{index}" for index in range(gpus)]
+    app = start_fake_cuda_app("--mib", "4")
+    before = app.checksum()
+    api = cuda.CudaApi(cuda.load(fake_gpu.libcuda), initialise=False, gpus=uuids)
+    api.lock(app.pid, 1000)
+    api.checkpoint(app.pid)
+    fake_gpu.fail("restore=1 call 1")
+    if gpus == 1:
+        with pytest.raises(DriverError, match="several GPUs"):
+            api.restore(app.pid, {})
+        return
+    api.restore(app.pid, {})
+    api.unlock(app.pid)
+    assert app.checksum() == before
+
+
+def test_a_restore_without_a_map_gives_the_driver_no_argument():
+    """So was it seen to work with a process on two GPUs."""
+    seen = []
+    library = SimpleNamespace(
+        **dict.fromkeys(cuda._FUNCTIONS, lambda *_: 0), cuDriverGetVersion=lambda *_: 1, cuInit=lambda *_: 0
+    )
+    library.cuCheckpointProcessRestore = lambda pid, args: seen.append((pid, args)) or 0
+    cuda.CudaApi(library, initialise=False).restore(7, {})
+    assert seen == [(7, None)]

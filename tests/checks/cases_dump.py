@@ -33,6 +33,7 @@ from gpuckpt.model.facts import (
     Descriptor,
     Engine,
     GpuMapping,
+    GpuUse,
     Pipe,
     ProcessId,
     Socket,
@@ -234,6 +235,11 @@ GPU: Cases = {
             )
         ),
         ("256 MiB",),
+    ),
+    "gpu-several": Case(
+        GPU_FINE,
+        dump(gpu_tree(gpu_uses=(GpuUse(1000, "GPU-aaaa", GIB), GpuUse(1000, "GPU-bbbb", GIB)))),
+        ("1000 has memory on 2 GPUs",),
     ),
     "huge-pages": Case(
         gpu_dump(host=host(transparent_huge_pages="always")),
