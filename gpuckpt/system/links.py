@@ -8,6 +8,7 @@ a byte a minute is silent as it is: what is sent becomes room for more only in w
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import socket
@@ -15,10 +16,15 @@ import stat
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from gpuckpt.system.extents import Extent, pass_on
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+T = TypeVar("T")
 
 STALL_SECONDS = 60.0
 """The longest silence. Whoever works longer says so in between."""
@@ -32,6 +38,9 @@ MOST_AT_ONCE = 1 << 20
 SMALL_BYTES = 4 << 10
 """A greeting is read byte by byte, while other connections carry data at full pace."""
 
+PIPE_BYTES = 1 << 20
+"""What everybody may have (/proc/sys/fs/pipe-max-size). sshd gives its programs pipes of 64 KiB."""
+
 
 class LinkLost(Exception):
     """The other side has gone, or is silent for too long."""
@@ -44,7 +53,7 @@ class Silent(LinkLost):
 class Link(Protocol):
     """What frames and SFTP need of a connection."""
 
-    def send(self, *parts: bytes | memoryview) -> None:
+    def send(self, *parts: bytes | memoryview | Extent) -> None:
         """Send all bytes of all parts. Raises LinkLost."""
 
     def receive_into(self, view: memoryview) -> None:
@@ -129,16 +138,27 @@ class SocketLink:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
-    def send(self, *parts: bytes | memoryview) -> None:
+    def send(self, *parts: bytes | memoryview | Extent) -> None:
         """Send all bytes of all parts."""
         with self._closed_when_lost():
             for part in parts:
+                if isinstance(part, Extent):
+                    pass_on(part, self._slice, self._splice, self._send_some)
+                    continue
                 rest = memoryview(part)
                 while rest:
-                    # Not sendall: its limit would be for all bytes together.
-                    sent = self._socket.send(rest[: self._slice])
-                    self._spend(sent)
-                    rest = rest[sent:]
+                    rest = rest[self._send_some(rest) :]
+
+    def _send_some(self, content: memoryview) -> int:
+        # Not sendall: its limit would be for all bytes together.
+        sent = self._socket.send(content[: self._slice])
+        self._spend(sent)
+        return sent
+
+    def _splice(self, descriptor: int, offset: int, count: int) -> int:
+        sent = os.sendfile(self._socket.fileno(), descriptor, offset, count)
+        self._spend(sent)
+        return sent
 
     def receive_into(self, view: memoryview) -> None:
         """Fill the view."""
@@ -204,7 +224,10 @@ class PipeLink:
         self._stall_seconds = stall_seconds
         self._received = Progress(stall_seconds)
         # A pipe takes a part of what is written only where it may not block. Both may be the two ways of one socket.
-        os.set_blocking(sink, False)
+        for descriptor in (source, sink):
+            os.set_blocking(descriptor, False)
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def _wait(self, descriptor: int, what: int) -> float:
         """Returns for how many seconds. Raises TimeoutError."""
@@ -215,33 +238,49 @@ class PipeLink:
             raise TimeoutError
         return time.monotonic() - begun
 
-    def send(self, *parts: bytes | memoryview) -> None:
+    def _waited(self, descriptor: int, what: int, act: Callable[[], T]) -> tuple[T, float]:
+        """What `act` gives once it can, and for how many seconds it could not. Raises TimeoutError."""
+        waited = 0.0
+        while True:
+            # Tried first: while much is on its way nothing has to be waited for.
+            with contextlib.suppress(BlockingIOError):
+                return act(), waited
+            waited += self._wait(descriptor, what)
+
+    def send(self, *parts: bytes | memoryview | Extent) -> None:
         """Send all bytes of all parts."""
         with _in_words():
             for part in parts:
+                if isinstance(part, Extent):
+                    pass_on(part, MOST_AT_ONCE, self._splice, self._send_some)
+                    continue
                 rest = memoryview(part)
                 while rest:
-                    self._wait(self._sink, select.POLLOUT)
-                    with contextlib.suppress(BlockingIOError):
-                        rest = rest[os.write(self._sink, rest[:MOST_AT_ONCE]) :]
+                    rest = rest[self._send_some(rest) :]
+
+    def _send_some(self, content: memoryview) -> int:
+        return self._waited(self._sink, select.POLLOUT, lambda: os.write(self._sink, content[:MOST_AT_ONCE]))[0]
+
+    def _splice(self, descriptor: int, offset: int, count: int) -> int:
+        def once() -> int:
+            return os.splice(descriptor, self._sink, count, offset_src=offset, flags=os.SPLICE_F_NONBLOCK)
+
+        return self._waited(self._sink, select.POLLOUT, once)[0]
 
     def receive_into(self, view: memoryview) -> None:
         """Fill the view."""
         progress = Progress(self._stall_seconds)
         with _in_words():
             while view:
-                waited = self._wait(self._source, select.POLLIN)
-                with contextlib.suppress(BlockingIOError):
-                    got = _some(os.readv(self._source, [view]))
-                    view = view[got:]
-                    if view:
-                        progress.moved(got, waited)
+                got, waited = self._waited(self._source, select.POLLIN, partial(os.readv, self._source, [view]))
+                view = view[_some(got) :]
+                if view:
+                    progress.moved(got, waited)
 
     def receive(self, limit: int) -> bytes:
         """Between 1 and `limit` bytes."""
         with _in_words():
-            waited = self._wait(self._source, select.POLLIN)
-            content = os.read(self._source, limit)
+            content, waited = self._waited(self._source, select.POLLIN, lambda: os.read(self._source, limit))
             self._received.moved(_some(len(content)), waited)
             return content
 

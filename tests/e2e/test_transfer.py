@@ -56,7 +56,7 @@ def test_push_and_pull(sshd, image, there, tmp_path, host):
     assert (
         data["verified"]
         == {
-            "far": "BLAKE3 of every byte, read back where it lies",
+            "far": "BLAKE3 of every byte, where it arrived",
             "bare": "BLAKE3 of every byte, read back over SFTP",
         }[host]
     )
