@@ -27,6 +27,11 @@ class Extent:
         """Its size in bytes."""
         return self.size
 
+    def __getitem__(self, part: slice) -> Extent:
+        """A part of it, as of bytes."""
+        start, stop, _ = part.indices(self.size)
+        return Extent(self.descriptor, self.offset + start, max(0, stop - start))
+
 
 def pass_on(
     extent: Extent, most: int, hand_over: Callable[[int, int, int], int], send: Callable[[memoryview], int]
