@@ -26,18 +26,23 @@ FAR_AWAY_SECONDS = 0.02
 """From this round trip on one connection is limited by its window (2 MiB at OpenSSH), not by a core."""
 
 LANES_FAR_AWAY = 8
+WORTH_A_LANE_FAR_AWAY = 32 << 20
 MOST_LANES_NEAR = 4
-WORTH_A_LANE = 32 << 20
-"""A connection costs some 0.3 s of both sides: for fewer bytes than this it is not opened."""
+CORES_FOR_A_LANE = 2
+"""ssh encrypts on one, what reads, hashes and writes needs most of another: on 2 cores 1 GB took 5.0 s of CPU over one
+connection and 6.5 s over two."""
+WORTH_A_LANE_NEAR = 256 << 20
+"""A connection costs some 0.4 s of both sides, in which another one carries half of this."""
 
 
 def lane_count(wanted: int | None, round_trip_seconds: float, size: int, pieces: int) -> int:
     """How many connections shall carry `size` bytes in so many pieces; `wanted` is what the person asked for."""
     if wanted is not None:
         return max(1, min(wanted, pieces))
-    near = min(MOST_LANES_NEAR, len(os.sched_getaffinity(0)))
-    most = LANES_FAR_AWAY if round_trip_seconds > FAR_AWAY_SECONDS else near
-    return max(1, min(most, size // WORTH_A_LANE))
+    if round_trip_seconds > FAR_AWAY_SECONDS:
+        return max(1, min(LANES_FAR_AWAY, size // WORTH_A_LANE_FAR_AWAY))
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(MOST_LANES_NEAR, cores // CORES_FOR_A_LANE, size // WORTH_A_LANE_NEAR))
 
 
 def missing_pieces(parts: Sequence[Part], held: dict[int, Sequence[tuple[int, int]]]) -> list[Piece]:

@@ -34,7 +34,7 @@ AT_ONCE = 100
 
 MOST_ANSWER = 1 << 20
 LOOK_SECONDS = 1.0
-WORTH_A_SESSION = 32 << 20
+WORTH_A_SESSION = 256 << 20
 MOST_SESSIONS = 4
 LINE = re.compile(rb"\\?([0-9a-f]{64}) [ *]")
 

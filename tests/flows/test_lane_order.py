@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from gpuckpt.flows.lanes import _Waiting
+import pytest
+
+from gpuckpt.flows.lanes import _Waiting, lane_count
 from gpuckpt.stores.protocol import Piece
 
 
@@ -63,3 +65,26 @@ def test_nothing_is_taken_after_the_end():
     next(lane)
     waiting.clear()
     assert next(lane, None) is None
+
+
+@pytest.mark.parametrize(
+    ("cores", "seconds", "size", "count"),
+    [
+        (2, 0.001, 100 << 30, 1),
+        (4, 0.001, 100 << 30, 2),
+        (64, 0.001, 100 << 30, 4),
+        (64, 0.001, 300 << 20, 1),
+        (1, 0.001, 100 << 30, 1),
+        (2, 0.1, 100 << 30, 8),
+        (2, 0.1, 100 << 20, 3),
+        (2, 0.1, 1, 1),
+    ],
+)
+def test_how_many_connections(monkeypatch, cores, seconds, size, count):
+    """Near by they are limited by cores, far away by their windows."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(cores)))
+    assert lane_count(None, seconds, size, 1000) == count
+
+
+def test_as_many_connections_as_were_asked_for():
+    assert [lane_count(wanted, 0.001, 1 << 40, 5) for wanted in (1, 3, 9)] == [1, 3, 5]
