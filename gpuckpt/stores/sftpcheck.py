@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from gpuckpt.system.links import SocketLink
     from gpuckpt.system.ssh import Caller
 
+PROGRAMS = ("b3sum", "sha256sum")
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+"""A shell's words for a program that cannot be run."""
+
 AT_ONCE = 100
 """Names in one command line."""
 
@@ -76,9 +80,11 @@ class Comparison:
         found: list[str] = []
         for at in range(0, len(wanted), AT_ONCE):
             names = [os.fsdecode(self._root) + "/" + self._parts[index].path for index in wanted[at : at + AT_ONCE]]
-            some = _sums_of(self._store.caller, program, names, lambda: self._tick(0, 0))
+            some, status = _sums_of(self._store.caller, program, names, lambda: self._tick(0, 0))
             if some is None:
-                self._store.without_programs.add(program)
+                # No shell's "there is no such program": nothing is run there, and each question costs a connection.
+                missing = (program,) if status in (NOT_EXECUTABLE, NOT_FOUND) else PROGRAMS
+                self._store.without_programs.update(missing)
                 return None
             found += some
         return dict(zip(wanted, found, strict=True))
@@ -146,8 +152,10 @@ class _NotNeeded(Exception):
     """The other side has nothing to compare with."""
 
 
-def _sums_of(caller: Caller, program: str, names: Sequence[str], going_on: Callable[[], None]) -> list[str] | None:
-    """What a program of coreutils' manners says of files: a line for each, its digest in front."""
+def _sums_of(
+    caller: Caller, program: str, names: Sequence[str], going_on: Callable[[], None]
+) -> tuple[list[str] | None, int | None]:
+    """What a program of coreutils' manners says of files, a line for each with its digest in front, and its status."""
     call = caller.run(f"{program} -- {shlex.join(names)}", further=True, poll_seconds=LOOK_SECONDS)
     try:
         answer = _all_of(call.link, going_on)
@@ -155,8 +163,8 @@ def _sums_of(caller: Caller, program: str, names: Sequence[str], going_on: Calla
         status, _ = call.end()
     matches = [LINE.match(line) for line in answer.splitlines()]
     if status != 0 or len(matches) != len(names) or not all(matches):
-        return None
-    return [match[1].decode() for match in matches if match is not None]
+        return None, status
+    return [match[1].decode() for match in matches if match is not None], status
 
 
 def _all_of(link: SocketLink, going_on: Callable[[], None]) -> bytes:
