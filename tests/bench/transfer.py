@@ -31,7 +31,8 @@ def main() -> None:
     options = arguments()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         root = Path(name)
-        server = Sshd(root)
+        # Of a home with nothing in it: what this machine's user has his shell do at each start is not ours to measure.
+        server = Sshd(root, f"PATH=/usr/bin:/bin HOME={root}")
         try:
             measure(options, root, server)
         finally:
