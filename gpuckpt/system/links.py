@@ -43,8 +43,8 @@ PIPE_BYTES = 1 << 20
 
 
 NAP_SECONDS, NAP_BYTES = 0.0004, 256 << 10
-"""sshd fills and empties a pipe by 32 KiB. Where more than NAP_BYTES are to move we let some of these pass before we look
-again instead of waking up for each, a third of the CPU of a transfer: PIPE_BYTES last longer up to 2.5 GB/s."""
+"""sshd fills and empties a pipe by 32 KiB. Where more than NAP_BYTES are to move we let some of these pass before we
+look again instead of waking up for each, a third of the CPU of a transfer: PIPE_BYTES last longer up to 2.5 GB/s."""
 
 
 class LinkLost(Exception):
