@@ -8,21 +8,17 @@ a byte a minute is silent as it is: what is sent becomes room for more only in w
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import select
 import socket
-import stat
 import struct
 import threading
 import time
-from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gpuckpt.system.extents import Extent, pass_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 T = TypeVar("T")
 
@@ -37,14 +33,6 @@ MOST_AT_ONCE = 1 << 20
 
 SMALL_BYTES = 4 << 10
 """A greeting is read byte by byte, while other connections carry data at full pace."""
-
-PIPE_BYTES = 1 << 20
-"""What everybody may have (/proc/sys/fs/pipe-max-size). sshd gives its programs pipes of 64 KiB."""
-
-
-NAP_SECONDS, NAP_BYTES = 0.0004, 256 << 10
-"""sshd fills and empties a pipe by 32 KiB. Where more than NAP_BYTES are to move we let some of these pass before we
-look again instead of waking up for each, a third of the CPU of a transfer: PIPE_BYTES last longer up to 2.5 GB/s."""
 
 
 class LinkLost(Exception):
@@ -171,7 +159,7 @@ class SocketLink:
         with self._closed_when_lost():
             while view:
                 begun = time.monotonic()
-                got = _some(self._socket.recv_into(view[: self._slice], 0, socket.MSG_WAITALL))
+                got = some(self._socket.recv_into(view[: self._slice], 0, socket.MSG_WAITALL))
                 view = view[got:]
                 if view:
                     progress.moved(got, time.monotonic() - begun)
@@ -183,8 +171,8 @@ class SocketLink:
             begun = time.monotonic()
             content = self._socket.recv(min(limit, self._slice))
             if not self._polled:
-                self._received.moved(_some(len(content)), time.monotonic() - begun)
-            self._spend(_some(len(content)))
+                self._received.moved(some(len(content)), time.monotonic() - begun)
+            self._spend(some(len(content)))
             return content
 
     def whole(self) -> None:
@@ -203,7 +191,7 @@ class SocketLink:
     @contextlib.contextmanager
     def _closed_when_lost(self) -> Iterator[None]:
         try:
-            with _in_words():
+            with in_words():
                 yield
         except LinkLost as lost:
             if not (self._polled and isinstance(lost, Silent)):
@@ -221,117 +209,16 @@ class SocketLink:
         self._socket.close()
 
 
-class PipeLink:
-    """A link over two descriptors, as a program has them that sshd started."""
-
-    def __init__(self, source: int, sink: int, stall_seconds: float = STALL_SECONDS) -> None:
-        self._source, self._sink = source, sink
-        self._stall_seconds = stall_seconds
-        self._received = Progress(stall_seconds)
-        # A pipe takes a part of what is written only where it may not block. Both may be the two ways of one socket.
-        for descriptor in (source, sink):
-            os.set_blocking(descriptor, False)
-        self._roomy = [descriptor for descriptor in (source, sink) if _enlarged(descriptor)]
-
-    def _wait(self, descriptor: int, what: int) -> float:
-        """Returns for how many seconds. Raises TimeoutError."""
-        begun = time.monotonic()
-        waiting = select.poll()
-        waiting.register(descriptor, what)
-        if not waiting.poll(int(self._stall_seconds * 1000)):
-            raise TimeoutError
-        return time.monotonic() - begun
-
-    def _waited(self, descriptor: int, what: int, act: Callable[[], T], more: int = 0) -> tuple[T, float]:
-        """What `act` gives once it can, and for how many seconds it could not; `more` bytes are to move.
-
-        Raises TimeoutError.
-        """
-        waited = 0.0
-        while True:
-            # Tried first: while much is on its way nothing has to be waited for.
-            with contextlib.suppress(BlockingIOError):
-                return act(), waited
-            waited += self._wait(descriptor, what)
-            if more > NAP_BYTES and descriptor in self._roomy:
-                time.sleep(NAP_SECONDS)
-
-    def send(self, *parts: bytes | memoryview | Extent) -> None:
-        """Send all bytes of all parts."""
-        with _in_words():
-            for part in parts:
-                if isinstance(part, Extent):
-                    pass_on(part, MOST_AT_ONCE, self._splice, self._send_some)
-                    continue
-                rest = memoryview(part)
-                while rest:
-                    rest = rest[self._send_some(rest) :]
-
-    def _send_some(self, content: memoryview) -> int:
-        return self._waited(self._sink, select.POLLOUT, lambda: os.write(self._sink, content[:MOST_AT_ONCE]))[0]
-
-    def _splice(self, descriptor: int, offset: int, count: int) -> int:
-        def once() -> int:
-            return os.splice(descriptor, self._sink, count, offset_src=offset, flags=os.SPLICE_F_NONBLOCK)
-
-        return self._waited(self._sink, select.POLLOUT, once, count)[0]
-
-    def receive_into(self, view: memoryview) -> None:
-        """Fill the view."""
-        progress = Progress(self._stall_seconds)
-        with _in_words():
-            while view:
-                read = partial(os.readv, self._source, [view])
-                got, waited = self._waited(self._source, select.POLLIN, read, len(view))
-                view = view[_some(got) :]
-                if view:
-                    progress.moved(got, waited)
-
-    def receive(self, limit: int) -> bytes:
-        """Between 1 and `limit` bytes."""
-        with _in_words():
-            content, waited = self._waited(self._source, select.POLLIN, lambda: os.read(self._source, limit))
-            self._received.moved(_some(len(content)), waited)
-            return content
-
-    def whole(self) -> None:
-        """What `receive` gave is whole."""
-        self._received = Progress(self._stall_seconds)
-
-    def has_ended(self) -> bool:
-        """Whether the other side has closed it: nothing is left to read, and nothing will come."""
-        waiting = select.poll()
-        waiting.register(self._source, select.POLLIN)
-        seen = dict(waiting.poll(0)).get(self._source, 0)
-        return bool(seen & (select.POLLHUP | select.POLLERR | select.POLLNVAL)) and not seen & select.POLLIN
-
-    def close(self) -> None:
-        """End it; the descriptors belong to whoever opened them."""
-
-
-def link_of_program(source: int, sink: int) -> Link:
-    """The link of a program whose stdin and stdout these are: with sshd both are one socket."""
-    ends = [os.fstat(descriptor) for descriptor in (source, sink)]
-    if stat.S_ISSOCK(ends[0].st_mode) and os.path.samestat(*ends):
-        return SocketLink(socket.socket(fileno=os.dup(source)))
-    return PipeLink(source, sink)
-
-
-def _enlarged(pipe: int) -> bool:
-    try:
-        return fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES) >= PIPE_BYTES
-    except OSError:
-        return False
-
-
-def _some(count: int) -> int:
+def some(count: int) -> int:
+    """A count of bytes that were read. Raises LinkLost for none: the stream has ended."""
     if count == 0:
         raise LinkLost("the other side has closed the connection")
     return count
 
 
 @contextlib.contextmanager
-def _in_words() -> Iterator[None]:
+def in_words() -> Iterator[None]:
+    """What a stream says of its end, as LinkLost or Silent."""
     try:
         yield
     except (TimeoutError, BlockingIOError):

@@ -12,7 +12,7 @@ from dataclasses import replace
 from gpuckpt.model import manifest as manifests
 from gpuckpt.stores import frames
 from gpuckpt.stores.serving import Server
-from gpuckpt.system.links import link_of_program
+from gpuckpt.system.pipelink import link_of_program
 
 
 def with_part(payload: bytes, **changes: object) -> bytes:

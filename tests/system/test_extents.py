@@ -9,7 +9,8 @@ import threading
 import pytest
 
 from gpuckpt.system.extents import Extent, pass_on
-from gpuckpt.system.links import LinkLost, Pace, PipeLink, SocketLink
+from gpuckpt.system.links import LinkLost, Pace, SocketLink
+from gpuckpt.system.pipelink import PipeLink
 
 SIZE = (3 << 20) + 17
 
