@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
 from types import SimpleNamespace
 
 from gpuckpt.stores.serving import Server
+from gpuckpt.system.extents import Extent
 from gpuckpt.system.links import LinkLost, SocketLink
+
+
+def bytes_of(payload: bytes | memoryview | Extent) -> bytes:
+    """What an answer of a serving gpuckpt has with it."""
+    if isinstance(payload, Extent):
+        return os.pread(payload.descriptor, payload.size, payload.offset)
+    return bytes(payload)
 
 
 class CutLink(SocketLink):

@@ -35,7 +35,8 @@ def free_port() -> int:
 class Sshd:
     """Hosts for ssh -F `config`: `far` (a shell), `bare` (SFTP and nothing else), both through `port` or `bare_port`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, environment: str = "PATH=/usr/bin:/bin") -> None:
+        """`environment`: what its programs find, as sshd_config has it."""
         self.directory = directory
         self.port, self.bare_port = free_port(), free_port()
         self.config = directory / "ssh_config"
@@ -52,7 +53,7 @@ class Sshd:
             f"HostKey {directory}/host_key\nHostCertificate {directory}/host_key-cert.pub\nAuthorizedKeysFile {directory}/authorized_keys\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
             f"TrustedUserCAKeys {directory}/authority.pub\nStrictModes no\nUsePAM no\nPidFile none\nMaxStartups 100\nSubsystem sftp internal-sftp\n"
-            f"SetEnv PATH=/usr/bin:/bin\nMatch LocalPort {self.bare_port}\n    ForceCommand internal-sftp\n"
+            f"SetEnv {environment}\nMatch LocalPort {self.bare_port}\n    ForceCommand internal-sftp\n"
         )
         self.know(self.port, self.bare_port)
         self.write_config({"far": self.port, "bare": self.bare_port})

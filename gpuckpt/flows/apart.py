@@ -12,6 +12,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.errors import TransferFailed
+from gpuckpt.stores.farsums import is_command
 from gpuckpt.stores.landing import make_parent
 from gpuckpt.stores.ssh import COMMAND
 from gpuckpt.system import commands
@@ -63,7 +64,8 @@ def _apart(reach: Reach, keep: Keep, errands: dict[str, Errand], work: Work) -> 
         return work()
     from gpuckpt.flows import far  # noqa: PLC0415  which asks the keeper
 
-    ended = part(OwnSsh(far.account_of(reach)), f"{reach.remote_command or COMMAND} serve", keep, errands)
+    serve = f"{reach.remote_command or COMMAND} serve"
+    ended = part(OwnSsh(far.account_of(reach)), lambda command: command == serve or is_command(command), keep, errands)
     if isinstance(ended, Confined):
         _keeper.append(ended)
         return work()

@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.errors import GpuckptError
-from gpuckpt.stores.protocol import Piece, count_pieces, pieces_of
+from gpuckpt.stores.protocol import InFiles, Piece, TakesExtents, count_pieces, pieces_of
 from gpuckpt.system.links import LinkLost
 
 if TYPE_CHECKING:
@@ -22,23 +22,27 @@ if TYPE_CHECKING:
     from gpuckpt.model.manifest import Part
     from gpuckpt.stores.protocol import Reader, Writer
 
-
 FAR_AWAY_SECONDS = 0.02
 """From this round trip on one connection is limited by its window (2 MiB at OpenSSH), not by a core."""
 
 LANES_FAR_AWAY = 8
+WORTH_A_LANE_FAR_AWAY = 32 << 20
 MOST_LANES_NEAR = 4
-WORTH_A_LANE = 32 << 20
-"""A connection costs some 0.3 s of both sides: for fewer bytes than this it is not opened."""
+CORES_FOR_A_LANE = 2
+"""ssh encrypts on one, what reads, hashes and writes needs most of another: on 2 cores 1 GB took 5.0 s of CPU over one
+connection and 6.5 s over two."""
+WORTH_A_LANE_NEAR = 256 << 20
+"""A connection costs some 0.4 s of both sides, in which another one carries half of this."""
 
 
 def lane_count(wanted: int | None, round_trip_seconds: float, size: int, pieces: int) -> int:
     """How many connections shall carry `size` bytes in so many pieces; `wanted` is what the person asked for."""
     if wanted is not None:
         return max(1, min(wanted, pieces))
-    near = min(MOST_LANES_NEAR, len(os.sched_getaffinity(0)))
-    most = LANES_FAR_AWAY if round_trip_seconds > FAR_AWAY_SECONDS else near
-    return max(1, min(most, size // WORTH_A_LANE))
+    if round_trip_seconds > FAR_AWAY_SECONDS:
+        return max(1, min(LANES_FAR_AWAY, size // WORTH_A_LANE_FAR_AWAY))
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(MOST_LANES_NEAR, cores // CORES_FOR_A_LANE, size // WORTH_A_LANE_NEAR))
 
 
 def missing_pieces(parts: Sequence[Part], held: dict[int, Sequence[tuple[int, int]]]) -> list[Piece]:
@@ -51,13 +55,86 @@ def missing_pieces(parts: Sequence[Part], held: dict[int, Sequence[tuple[int, in
     return found
 
 
+class _Waiting:
+    """What nobody carries yet. A lane takes part by part: one that it carries whole can be hashed as it arrives.
+
+    A lane that finds no part left helps another one out, from the end of its part, unless that is nearly done: a part
+    that came over several lanes has to be read again to be compared.
+    """
+
+    def __init__(self, pieces: Iterable[Piece]) -> None:
+        self._lock = threading.Lock()
+        self._parts: deque[_Rest] = deque()
+        """Those that no lane has begun with."""
+        self._begun: list[_Rest] = []
+        for piece in pieces:
+            if not self._parts or self._parts[-1].pieces[-1].part != piece.part:
+                self._parts.append(_Rest())
+            self._parts[-1].add(piece)
+
+    def __len__(self) -> int:
+        return sum(len(rest.pieces) for rest in (*self._parts, *self._begun))
+
+    def clear(self) -> None:
+        """Nothing more is to be carried."""
+        with self._lock:
+            for rest in (*self._parts, *self._begun):
+                rest.pieces.clear()
+
+    def taken(self) -> Iterator[Piece]:
+        """Pieces for one lane, taken as they are asked for."""
+        own = _Rest()
+        while True:
+            with self._lock:
+                piece, own = self._next(own)
+            if piece is None:
+                return
+            yield piece
+
+    def _next(self, own: _Rest) -> tuple[Piece | None, _Rest]:
+        if not own.pieces and self._parts:
+            own = self._parts.popleft()
+            self._begun = [rest for rest in self._begun if rest.pieces] + [own]
+        if own.pieces:
+            return own.pieces.popleft(), own
+        shareable = [rest for rest in self._begun if rest.is_worth_sharing]
+        if not shareable:
+            return None, own
+        return max(shareable, key=lambda rest: len(rest.pieces)).give_last(), own
+
+
+class _Rest:
+    """What is left of a part."""
+
+    NEARLY_DONE = 4
+    """With a fourth of it left."""
+
+    def __init__(self) -> None:
+        self.pieces: deque[Piece] = deque()
+        self._all = 0
+        self._shared = False
+
+    def add(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+        self._all += 1
+
+    def give_last(self) -> Piece:
+        """For another lane."""
+        self._shared = True
+        return self.pieces.pop()
+
+    @property
+    def is_worth_sharing(self) -> bool:
+        return bool(self.pieces) and (self._shared or len(self.pieces) * self.NEARLY_DONE > self._all)
+
+
 class Lanes:
     """Carries pieces until all have arrived. Use as a context manager: leaving it ends all lanes."""
 
     def __init__(
         self, pieces: Iterable[Piece], open_reader: Callable[[], Reader], open_writer: Callable[[], Writer]
     ) -> None:
-        self._waiting = deque(pieces)
+        self._waiting = _Waiting(pieces)
         self._remaining = len(self._waiting)
         self._open_reader, self._open_writer = open_reader, open_writer
         self._threads: list[threading.Thread] = []
@@ -133,21 +210,14 @@ class Lanes:
 
     def _carry(self, lane: _Lane) -> None:
         try:
-            for piece, content in lane.reader.stream(self._take()):
-                self._count(lane.writer.send(piece, content))
+            for arrived in lane.carry(self._waiting.taken()):
+                self._count(arrived)
             self._count(lane.writer.drain())
         except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
             self.failures.append(error)
             self._changed.set()
         finally:
             lane.close()
-
-    def _take(self) -> Iterator[Piece]:
-        while True:
-            try:
-                yield self._waiting.popleft()
-            except IndexError:
-                return
 
     def _count(self, pieces: Iterable[Piece]) -> None:
         arrived = list(pieces)
@@ -162,6 +232,15 @@ class _Lane:
     def __init__(self, reader: Reader, writer: Writer) -> None:
         self.reader, self.writer = reader, writer
         self.ended = threading.Event()
+
+    def carry(self, pieces: Iterator[Piece]) -> Iterator[Iterable[Piece]]:
+        """Send them; gives what has arrived meanwhile."""
+        if isinstance(self.reader, InFiles) and isinstance(self.writer, TakesExtents):
+            for piece in pieces:
+                yield self.writer.send_extent(piece, self.reader.extent(piece))
+            return
+        for piece, content in self.reader.stream(pieces):
+            yield self.writer.send(piece, content)
 
     def cut(self) -> None:
         self.reader.cut()

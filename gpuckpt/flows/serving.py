@@ -14,7 +14,7 @@ from gpuckpt.model.errors import Refused
 from gpuckpt.model.migration import QUESTIONS
 from gpuckpt.stores.serving import Server, at_length, path_of
 from gpuckpt.system.confinement import Keep, confine
-from gpuckpt.system.links import link_of_program
+from gpuckpt.system.pipelink import link_of_program
 
 if TYPE_CHECKING:
     from gpuckpt.flows.receiving import Receiver

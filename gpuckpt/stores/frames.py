@@ -20,6 +20,7 @@ from gpuckpt.stores.protocol import IsSeries
 from gpuckpt.system.links import LinkLost
 
 if TYPE_CHECKING:
+    from gpuckpt.system.extents import Extent
     from gpuckpt.system.links import Link
 
 MARK = b"\0GPUCKPT-SERVE\n"
@@ -71,7 +72,7 @@ class Buffer:
         return memoryview(self._bytes)[:size]
 
 
-def send(link: Link, header: dict[str, Any], payload: bytes | memoryview = b"") -> None:
+def send(link: Link, header: dict[str, Any], payload: bytes | memoryview | Extent = b"") -> None:
     """Send one message. Raises LinkLost."""
     text = json.dumps(header).encode()
     head = _HEAD.pack(_MAGIC, len(text), len(payload)) + text

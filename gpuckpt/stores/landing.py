@@ -4,12 +4,14 @@
         incoming                  the manifest of the image that arrives
         token                     what further writers must know
         journal                   one record for each piece that has arrived: (BLAKE3 of its part, its number)
+        compared                  of this run: packs that were hashed as they came
         criu/ packs/ files/       the parts, with holes where pieces are missing
 
 A crash of this process loses nothing: what the kernel has taken in stays. After a crash of the host a journal
-may name pieces that never reached the disk; each part is read and compared before it counts, and one that does
-not fit is dropped and sent again. Packs that an older image beside it has are linked, not sent, and compared all the
-same; so are the files of a job that moves, from NAME-files (flows/presending.py).
+may name pieces that never reached the disk; each part is compared before it counts, and one that does not fit is
+dropped and sent again. A pack that came whole in this run was hashed as it was written (`compared` says so, and which
+change of which file that was); everything else is read. Packs that an older image beside it has are linked, not sent,
+and compared all the same; so are the files of a job that moves, from NAME-files (flows/presending.py).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from gpuckpt.stores.landingwriter import (
     OWN,
     TOKEN,
     DirectoryWriter,
+    compared_packs,
     decoded,
     partial_path,
     read_own,
@@ -53,6 +56,7 @@ ROOM_BYTES = 16 << 20
 
 MOST_NEIGHBOURS = 1000
 VERIFIED = "BLAKE3 of every byte, read back where it lies"
+ARRIVED = "BLAKE3 of every byte, where it arrived"
 
 
 class DirectoryArrival:
@@ -160,14 +164,17 @@ class DirectoryArrival:
         return DirectoryWriter(Path(self.place), self.manifest, self.token)
 
     def verify(self, tick: Ticker) -> Sequence[int]:
-        """Compare every byte with the manifest; drops and returns the parts that do not fit."""
+        """Compare every byte with the manifest; drops and returns the parts that do not fit.
+
+        What was compared as it was written, and is as it was then, is not read again.
+        """
         if self._partial is None:
             _verify_published(Path(self.place), tick)
             return ()
         path, parts = self._partial.path, self.manifest.parts
         known = self._without | self._compared
         came = [index for index, part in enumerate(parts) if part.path not in known]
-        fitting = _compare(path, [parts[index] for index in came], tick)
+        fitting = _compare(path, [parts[index] for index in came], compared_packs(path, parts), tick)
         bad = [index for index, fits in zip(came, fitting, strict=True) if not fits]
         for index in bad:
             with contextlib.suppress(FileNotFoundError):
@@ -197,7 +204,7 @@ class DirectoryArrival:
             with contextlib.suppress(OSError):
                 os.close(partial.lock_fd)
             raise
-        return VERIFIED
+        return ARRIVED
 
     def close(self) -> None:
         """Let it go; what has arrived stays, a directory without anything in it does not."""
@@ -314,12 +321,13 @@ def _link(source: Path, target: Path, part: Part) -> bool:
     return True
 
 
-def _compare(path: Path, parts: Sequence[Part], tick: Ticker) -> Iterator[bool]:
+def _compare(path: Path, parts: Sequence[Part], compared: frozenset[str], tick: Ticker) -> Iterator[bool]:
     total, done = directory.sizes(parts), 0
 
     def fits(part: Part) -> bool:
+        read = part.path not in compared
         try:
-            directory.verify_part(path / part.path, part, lambda: tick(done, total))
+            directory.verify_part(path / part.path, part, lambda: tick(done, total), content=read)
         except ImageCorrupt:
             return False
         return True

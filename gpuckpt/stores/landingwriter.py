@@ -6,8 +6,11 @@ import contextlib
 import hmac
 import os
 import stat
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import blake3
 
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import ImageCorrupt, Refused
@@ -20,8 +23,10 @@ if TYPE_CHECKING:
 
     from gpuckpt.model.manifest import Manifest, Part
 
-INCOMING, TOKEN, JOURNAL = "incoming", "token", "journal"
-OWN = frozenset({INCOMING, TOKEN, JOURNAL})
+INCOMING, TOKEN, JOURNAL, COMPARED = "incoming", "token", "journal", "compared"
+OWN = frozenset({INCOMING, TOKEN, JOURNAL, COMPARED})
+_COMPARED = struct.Struct(">32sQQ")
+"""A pack's digest, and which file it was at which change of it (inode, ctime in ns)."""
 
 
 class DirectoryWriter:
@@ -37,7 +42,9 @@ class DirectoryWriter:
         self._manifest = manifest or decoded(read_own(self._path / INCOMING))
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         self._journal = os.open(self._path / JOURNAL, flags, 0o600)
+        self._compared = os.open(self._path / COMPARED, flags, 0o600)
         self._open: dict[int, int] = {}
+        self._pack: _Arriving | None = None
 
     def send(self, piece: Piece, content: memoryview) -> Iterable[Piece]:
         """Write a piece, whose bytes the caller has verified."""
@@ -48,7 +55,23 @@ class DirectoryWriter:
             written = os.pwrite(descriptor, rest, at)
             at, rest = at + written, rest[written:]
         os.write(self._journal, RECORD.pack(digest_bytes(part), piece.number))
+        if is_pack(part):
+            self._compare(piece, part, content, descriptor)
         return (piece,)
+
+    def _compare(self, piece: Piece, part: Part, content: memoryview, descriptor: int) -> None:
+        """A pack that comes front to back is hashed as it does, and noted where it fits: `verify` need not read it.
+
+        Only packs: their name is their digest, so that whoever else writes here by it writes the same.
+        """
+        if piece.number == 0:
+            self._pack = _Arriving(piece.part)
+        if self._pack is not None and not self._pack.takes(piece, content):
+            self._pack = None
+        if self._pack is not None and self._pack.size == part.size:
+            if self._pack.hasher.digest() == digest_bytes(part):
+                os.write(self._compared, _as_it_lies(part, os.fstat(descriptor)))
+            self._pack = None
 
     def _part(self, piece: Piece, size: int) -> Part:
         parts = self._manifest.parts
@@ -80,14 +103,52 @@ class DirectoryWriter:
 
     def close(self) -> None:
         """Close the files."""
-        for descriptor in (*self._open.values(), self._journal):
+        for descriptor in (*self._open.values(), self._journal, self._compared):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
         self._open = {}
-        self._journal = -1
+        self._journal = self._compared = -1
 
     def cut(self) -> None:
         """A write to a file ends by itself."""
+
+
+class _Arriving:
+    """A pack that has come front to back so far."""
+
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self.size = 0
+        self.hasher = blake3.blake3()
+
+    def takes(self, piece: Piece, content: memoryview) -> bool:
+        """Hash what comes next; False where it is something else."""
+        if (piece.part, piece.offset) != (self._index, self.size):
+            return False
+        self.hasher.update(content)
+        self.size += len(content)
+        return True
+
+
+def is_pack(part: Part) -> bool:
+    """A part that is named by its digest."""
+    return part.path == f"packs/{part.blake3}.zst"
+
+
+def _as_it_lies(part: Part, seen: os.stat_result) -> bytes:
+    return _COMPARED.pack(digest_bytes(part), seen.st_ino, seen.st_ctime_ns)
+
+
+def compared_packs(path: Path, parts: Iterable[Part]) -> frozenset[str]:
+    """The paths of packs that were compared as they came, in this arrival, and that nobody has touched since."""
+    raw = read_own(path / COMPARED)
+    noted = {raw[at : at + _COMPARED.size] for at in range(0, len(raw), _COMPARED.size)}
+    found = set()
+    for part in parts if noted else ():
+        with contextlib.suppress(OSError):
+            if is_pack(part) and _as_it_lies(part, (path / part.path).lstat()) in noted:
+                found.add(part.path)
+    return frozenset(found)
 
 
 def decoded(raw: bytes) -> Manifest:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from gpuckpt.model.errors import ImageCorrupt, Refused
 from gpuckpt.stores import directory
 from gpuckpt.stores.landing import VERIFIED, DirectoryArrival
+from gpuckpt.system.extents import Extent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,17 +99,29 @@ class DirectoryReader:
 
     def read(self, piece: Piece | Span) -> memoryview:
         """The bytes of one piece, until the next is read. Raises ImageCorrupt, Refused, OSError."""
+        lies = self.extent(piece)
+        if len(self._buffer) < piece.size:
+            self._buffer = bytearray(piece.size)
+        view = memoryview(self._buffer)[: piece.size]
+        if os.preadv(lies.descriptor, [view], lies.offset) != piece.size:
+            raise self._shorter(piece)
+        return view
+
+    def extent(self, piece: Piece | Span) -> Extent:
+        """Where the bytes of one piece lie, until the next is asked for. Raises ImageCorrupt, Refused, OSError."""
         parts = self._image.manifest.parts
         if not (
             0 <= piece.part < len(parts) and piece.offset >= 0 and piece.offset + piece.size <= parts[piece.part].size
         ):
             raise Refused("a piece that does not lie in the image was asked for", "ask for what its manifest names")
-        if len(self._buffer) < piece.size:
-            self._buffer = bytearray(piece.size)
-        view = memoryview(self._buffer)[: piece.size]
-        if os.preadv(self._descriptor(piece.part, parts[piece.part]), [view], piece.offset) != piece.size:
-            raise ImageCorrupt(f"part {parts[piece.part].path} is shorter than the manifest says", "dump again")
-        return view
+        descriptor = self._descriptor(piece.part, parts[piece.part])
+        if os.fstat(descriptor).st_size < piece.offset + piece.size:
+            raise self._shorter(piece)
+        return Extent(descriptor, piece.offset, piece.size)
+
+    def _shorter(self, piece: Piece | Span) -> ImageCorrupt:
+        name = self._image.manifest.parts[piece.part].path
+        return ImageCorrupt(f"part {name} is shorter than the manifest says", "dump again")
 
     def _descriptor(self, index: int, part: Part) -> int:
         if index in self._open:

@@ -7,7 +7,7 @@ NAME.partial until every part was verified against the manifest, and then rename
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from gpuckpt.model.errors import Refused
 from gpuckpt.model.records import dataclass
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from gpuckpt.model.manifest import Manifest, Part
     from gpuckpt.stores.directory import Admit
+    from gpuckpt.system.extents import Extent
 
     Ticker = Callable[[int, int], None]
     """Called with (bytes done, bytes in all) while something long goes on; may raise to end it."""
@@ -88,6 +89,14 @@ class Reader(Protocol):
         """End it from another thread: what waits in it raises LinkLost."""
 
 
+@runtime_checkable
+class InFiles(Protocol):
+    """A reader whose pieces lie in files of this host."""
+
+    def extent(self, piece: Piece) -> Extent:
+        """Where a piece lies, until the next is asked for. Raises OSError, GpuckptError."""
+
+
 class Offer(Protocol):
     """An image that can be read."""
 
@@ -124,6 +133,14 @@ class Writer(Protocol):
 
     def cut(self) -> None:
         """End it from another thread: what waits in it raises LinkLost."""
+
+
+@runtime_checkable
+class TakesExtents(Protocol):
+    """A writer that would rather have the kernel send what lies in a file of this host."""
+
+    def send_extent(self, piece: Piece, extent: Extent) -> Iterable[Piece]:
+        """As `send`."""
 
 
 class Arrival(Protocol):

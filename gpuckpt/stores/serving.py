@@ -30,9 +30,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpuckpt.stores.protocol import Ticker
+    from gpuckpt.system.extents import Extent
     from gpuckpt.system.links import Link
 
-    Answer = tuple[dict[str, Any], bytes | memoryview]
+    Answer = tuple[dict[str, Any], bytes | memoryview | Extent]
     Handler = Callable[[dict[str, Any], memoryview], Answer]
 
 WORKING_SECONDS = 5.0
@@ -135,7 +136,7 @@ class Server:
     def _read(self, header: dict[str, Any], _payload: memoryview) -> Answer:
         if self._reader is None:
             raise Refused("no image is open", "open one first")
-        return {}, self._reader.read(Span(*_numbers(header, "at")))
+        return {}, self._reader.extent(Span(*_numbers(header, "at")))
 
     def _check(self, _header: dict[str, Any], _payload: memoryview) -> Answer:
         if self._offer is None:

@@ -1,7 +1,6 @@
 """Whether what lies on a bare SFTP host is what the manifest says, by the best means that host has.
 
-b3sum there, else sha256sum there (where this side can read the same image again), else every byte is read back.
-The names of the parts go to a remote shell: they are quoted.
+b3sum there, else SHA-256 there (where this side can read the same image again), else every byte is read back.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
-import shlex
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import blake3
 
+from gpuckpt.stores import farsums
 from gpuckpt.stores.protocol import pieces_of
 from gpuckpt.system.links import LinkLost, Silent
 
@@ -37,9 +35,8 @@ MOST_ANSWER = 1 << 20
 LOOK_SECONDS = 1.0
 SLOWEST_DISK = 8 << 20
 """Bytes per second below which a program that reads them there counts as hung: it is silent until its end."""
-WORTH_A_SESSION = 32 << 20
+WORTH_A_SESSION = 256 << 20
 MOST_SESSIONS = 4
-LINE = re.compile(rb"\\?([0-9a-f]{64}) [ *]")
 
 
 class Comparison:
@@ -62,14 +59,15 @@ class Comparison:
         return seen is not None and seen.is_file and seen.size == part.size
 
     def _compare(self, sized: Sequence[int], source: Offer | None) -> tuple[list[int], str]:
-        there = self._sums("b3sum", sized)
+        there = self._sums(farsums.B3SUM, sized)
         if there is not None:
             return [index for index in sized if there[index] == self._parts[index].blake3], "b3sum there, every byte"
-        if source is not None:
-            both = self._sha256_on_both_sides(sized, source)
+        for program in farsums.SHA256:
+            both = self._sha256_on_both_sides(program, sized, source) if source is not None else None
             if both is not None:
                 there, here = both
-                return [index for index in sized if there[index] == here[index]], "sha256sum there, every byte"
+                how = f"SHA-256 of every byte, by {program} there"
+                return [index for index in sized if there[index] == here[index]], how
         back = self._read_back(sized)
         fitting = [index for index in sized if back[index] == self._parts[index].blake3]
         return fitting, f"BLAKE3 of every byte, read back over SFTP{self._hung}"
@@ -84,23 +82,26 @@ class Comparison:
             size = sum(self._parts[index].size for index in wanted[at : at + AT_ONCE])
             limit = self._store.caller.stall_seconds + size / SLOWEST_DISK
             try:
-                some = _sums_of(self._store.caller, program, names, limit, lambda: self._tick(0, 0))
+                some, status = _sums_of(self._store.caller, program, names, limit, lambda: self._tick(0, 0))
             except TimeoutError:
-                self._hung, some = f" ({program} there did not end within {limit:.0f} s)", None
+                self._hung = f" ({program} there did not end within {limit:.0f} s)"
+                return None
             if some is None:
-                self._store.without_programs.add(program)
+                # No shell's "there is no such program": nothing is run there, and each question costs a connection.
+                asked = status in (farsums.NOT_EXECUTABLE, farsums.NOT_FOUND)
+                self._store.without_programs.update((program,) if asked else farsums.PROGRAMS)
                 return None
             found += some
         return dict(zip(wanted, found, strict=True))
 
     def _sha256_on_both_sides(
-        self, wanted: Sequence[int], source: Offer
+        self, program: str, wanted: Sequence[int], source: Offer
     ) -> tuple[dict[int, str], dict[int, str]] | None:
         """At the same time: each side has cores of its own. None where the far side cannot."""
-        if "sha256sum" in self._store.without_programs:
+        if program in self._store.without_programs:
             return None
         with ThreadPoolExecutor(1) as pool:
-            there = pool.submit(self._sums, "sha256sum", wanted)
+            there = pool.submit(self._sums, program, wanted)
             try:
                 here = dict(self._sha256_here(source, wanted, there))
             except _NotNeeded:
@@ -158,17 +159,14 @@ class _NotNeeded(Exception):
 
 def _sums_of(
     caller: Caller, program: str, names: Sequence[str], limit_seconds: float, going_on: Callable[[], None]
-) -> list[str] | None:
-    """What a program of coreutils' manners says of files: a line for each, its digest in front. Raises TimeoutError."""
-    call = caller.run(f"{program} -- {shlex.join(names)}", further=True, poll_seconds=LOOK_SECONDS)
+) -> tuple[list[str] | None, int | None]:
+    """What a program says of files, and its status. Raises TimeoutError."""
+    call = caller.run(farsums.command_of(program, names), further=True, poll_seconds=LOOK_SECONDS)
     try:
         answer = _all_of(call.link, time.monotonic() + limit_seconds, going_on)
     finally:
         status, _ = call.end()
-    matches = [LINE.match(line) for line in answer.splitlines()]
-    if status != 0 or len(matches) != len(names) or not all(matches):
-        return None
-    return [match[1].decode() for match in matches if match is not None]
+    return farsums.digests(answer, len(names)) if status == 0 else None, status
 
 
 def _all_of(link: SocketLink, deadline: float, going_on: Callable[[], None]) -> bytes:

@@ -6,11 +6,12 @@ import contextlib
 import os
 import secrets
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic
 
 from gpuckpt.model.errors import ImageCorrupt, TransferFailed, in_words
+from gpuckpt.model.records import dataclass
 from gpuckpt.stores.journal import RECORD, digest_bytes
-from gpuckpt.stores.protocol import PIECE_BYTES, Piece, Span, Stretch
+from gpuckpt.stores.protocol import FRAME_SURPLUS_BYTES, PIECE_BYTES, Piece, Span, Stretch
 from gpuckpt.system.links import LinkLost
 from gpuckpt.system.sftp import CREATE, READ, UNDER_WAY, WRITE, Sftp
 
@@ -19,9 +20,22 @@ if TYPE_CHECKING:
 
     from gpuckpt.model.manifest import Part
     from gpuckpt.stores.sftp import SftpStore
+    from gpuckpt.system.extents import Extent
 
 AHEAD = 2
 """Pieces under way on one connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked(Generic[Stretch]):
+    """A piece on its way."""
+
+    piece: Stretch
+    buffer: bytearray
+    content: memoryview
+    """Of the buffer."""
+    requests: dict[int, int]
+    """Where in the piece -> number of the request."""
 
 
 class SftpReader:
@@ -30,39 +44,45 @@ class SftpReader:
     def __init__(self, store: SftpStore, session: Sftp, root: bytes, parts: Sequence[Part]) -> None:
         self._store, self._session, self._root, self._parts = store, session, root, parts
         self._handles: dict[int, bytes] = {}
+        self._buffers: list[bytearray] = []
+        """Free ones."""
 
     def stream(self, pieces: Iterator[Stretch]) -> Iterator[tuple[Stretch, memoryview]]:
         """Each piece and its bytes; what they must be is compared where they arrive."""
-        under_way: deque[tuple[Stretch, list[tuple[int, int, int]]]] = deque()
+        under_way: deque[_Asked[Stretch]] = deque()
         for piece in pieces:
-            under_way.append((piece, self._ask(piece)))
-            if sum(len(requests) for _, requests in under_way) >= UNDER_WAY:
+            under_way.append(self._ask(piece))
+            if sum(len(asked.requests) for asked in under_way) >= UNDER_WAY:
                 self._session.beat()
-                yield self._next(under_way)
+                yield from self._next(under_way)
         while under_way:
-            yield self._next(under_way)
+            yield from self._next(under_way)
 
-    def _ask(self, piece: Piece | Span) -> list[tuple[int, int, int]]:
+    def _ask(self, piece: Stretch) -> _Asked[Stretch]:
         handle, size = self._handle(piece.part), self._session.request_bytes
-        spans = [(at, min(size, piece.size - at)) for at in range(0, piece.size, size)]
-        return [(at, length, self._session.post_read(handle, piece.offset + at, length)) for at, length in spans]
+        buffer = self._buffers.pop() if self._buffers else bytearray(PIECE_BYTES + FRAME_SURPLUS_BYTES)
+        content = memoryview(buffer)[: piece.size]
+        starts = range(0, piece.size, size)
+        numbers = [self._session.post_read(handle, piece.offset + at, content[at : at + size]) for at in starts]
+        return _Asked(piece, buffer, content, dict(zip(starts, numbers, strict=True)))
 
-    def _next(self, under_way: deque[tuple[Stretch, list[tuple[int, int, int]]]]) -> tuple[Stretch, memoryview]:
-        piece, requests = under_way.popleft()
-        content = bytearray(piece.size)
-        for start, length, first in requests:
-            at, number = start, first
-            while at < start + length:
-                chunk = self._session.take_read(number, start + length - at)
-                if not chunk:
-                    name = self._parts[piece.part].path
-                    raise ImageCorrupt(f"part {name} is shorter than the manifest says", "copy the image again")
-                content[at : at + len(chunk)] = chunk
-                at += len(chunk)
-                if at < start + length:
-                    rest = start + length - at
-                    number = self._session.post_read(self._handle(piece.part), piece.offset + at, rest)
-        return piece, memoryview(content)
+    def _next(self, under_way: deque[_Asked[Stretch]]) -> Iterator[tuple[Stretch, memoryview]]:
+        asked = under_way.popleft()
+        for at, number in asked.requests.items():
+            self._fill(asked.piece, asked.content[at : at + self._session.request_bytes], at, number)
+        yield asked.piece, asked.content
+        self._buffers.append(asked.buffer)
+
+    def _fill(self, piece: Piece | Span, wanted: memoryview, at: int, number: int) -> None:
+        """A server may give less than it was asked for: the rest is asked for again."""
+        while wanted:
+            count = self._session.take_read(number)
+            if not count:
+                name = self._parts[piece.part].path
+                raise ImageCorrupt(f"part {name} is shorter than the manifest says", "copy the image again")
+            at, wanted = at + count, wanted[count:]
+            if wanted:
+                number = self._session.post_read(self._handle(piece.part), piece.offset + at, wanted)
 
     def _handle(self, index: int) -> bytes:
         if index not in self._handles:
@@ -98,9 +118,18 @@ class SftpWriter:
         self._under_way: deque[tuple[Piece, list[int]]] = deque()
         self._journal: bytes | None = None
         self._journal_size = 0
+        self._noting: list[int] = []
+        """Requests that note a piece and are not confirmed yet."""
 
     def send(self, piece: Piece, content: memoryview) -> Iterable[Piece]:
         """Send a piece; returns what was confirmed."""
+        return self._send(piece, content)
+
+    def send_extent(self, piece: Piece, extent: Extent) -> Iterable[Piece]:
+        """Have the kernel send a piece; returns what was confirmed."""
+        return self._send(piece, extent)
+
+    def _send(self, piece: Piece, content: memoryview | Extent) -> Iterable[Piece]:
         requests = self._session.post_write(self._handle(piece.part), piece.offset, content)
         self._under_way.append((piece, requests))
         self._session.beat()
@@ -108,7 +137,12 @@ class SftpWriter:
 
     def drain(self) -> Iterable[Piece]:
         """Wait for all confirmations."""
-        return self._confirmed(0)
+        found = self._confirmed(0)
+        try:
+            self._noted()
+        except OSError as error:
+            raise self._why(error) from None
+        return found
 
     def _confirmed(self, most: int) -> list[Piece]:
         found = []
@@ -134,10 +168,16 @@ class SftpWriter:
         if self._journal is None:
             place = self._root + b"/journal." + secrets.token_hex(8).encode()
             self._journal = self._session.open_file(place, WRITE | CREATE)
+        self._noted()
         record = RECORD.pack(digest_bytes(self._parts[piece.part]), piece.number)
-        for number in self._session.post_write(self._journal, self._journal_size, memoryview(record)):
-            self._session.answer(number)
+        # Not waited for: whatever was sent since would have to arrive first.
+        self._noting = self._session.post_write(self._journal, self._journal_size, memoryview(record))
         self._journal_size += len(record)
+
+    def _noted(self) -> None:
+        numbers, self._noting = self._noting, []
+        for number in numbers:
+            self._session.answer(number)
 
     def _handle(self, index: int) -> bytes:
         if index not in self._handles:

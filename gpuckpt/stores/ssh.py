@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from gpuckpt.stores.directory import Admit
     from gpuckpt.stores.protocol import Offer, Piece, Stretch, Ticker
+    from gpuckpt.system.extents import Extent
     from gpuckpt.system.ssh import Caller
 
 COMMAND = "gpuckpt"
@@ -100,7 +101,7 @@ class Peer:
         self.put(question, payload)
         return self.take(most=most, tick=tick)
 
-    def put(self, question: dict[str, Any], payload: bytes | memoryview = b"") -> None:
+    def put(self, question: dict[str, Any], payload: bytes | memoryview | Extent = b"") -> None:
         """Send a question; answers come in the same order. Raises LinkLost."""
         frames.send(self._link, question, payload)
 
@@ -358,6 +359,13 @@ class SshWriter:
 
     def send(self, piece: Piece, content: memoryview) -> Iterable[Piece]:
         """Send a piece; returns what was confirmed."""
+        return self._send(piece, content)
+
+    def send_extent(self, piece: Piece, extent: Extent) -> Iterable[Piece]:
+        """Have the kernel send a piece; returns what was confirmed."""
+        return self._send(piece, extent)
+
+    def _send(self, piece: Piece, content: memoryview | Extent) -> Iterable[Piece]:
         self._peer.put({"do": "write", "part": piece.part, "piece": piece.number, "size": piece.size}, content)
         self._sent.append(piece)
         return self._confirmed(AHEAD - 1)

@@ -1,6 +1,6 @@
 """Two processes instead of one: one reads what another host sends and has given up root; one keeps its rights for it.
 
-The one that keeps them reads nothing from the network. It starts ssh, always the same call, passes its streams on,
+The one that keeps them reads nothing from the network. It starts ssh, with few commands, passes its streams on,
 and does the few errands that were named before the two parted. Each ends when the other does.
 
     keeper (root) ──fork──> confined: the whole command, its screen, its exit status
@@ -38,6 +38,7 @@ PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SSH = "ssh"
 
 Errand = Callable[[dict[str, Any]], dict[str, Any]]
+MayRun = Callable[[str], bool]
 
 
 class Confined:
@@ -54,9 +55,9 @@ class Confined:
         return self._ask({**words, "do": errand})[0]
 
     def start(self, command: str | None, *, further: bool) -> Started:
-        """Have ssh started, a Starter of system/ssh.py: the keeper knows the command. Raises LinkLost."""
+        """Have ssh started, a Starter of system/ssh.py: the keeper knows what it may be. Raises LinkLost."""
         try:
-            told, received = self._ask({"do": SSH, "sftp": command is None, "further": further})
+            told, received = self._ask({"do": SSH, "command": command, "further": further})
         except OSError as error:
             raise LinkLost(f"ssh cannot be asked for: {error.strerror}") from None
         if "error" in told:
@@ -98,10 +99,10 @@ class _FarProcess:
             self._control.send(b"k")
 
 
-def part(ssh: OwnSsh, command: str, keep: Keep, errands: dict[str, Errand]) -> Confined | int:
+def part(ssh: OwnSsh, may_run: MayRun, keep: Keep, errands: dict[str, Errand]) -> Confined | int:
     """Go on as two processes. Returns whom to ask in the confined one, its end (-n for signal n) in the keeper.
 
-    `command` is the only one that ssh is started with. This process has one thread. Raises OSError.
+    ssh is started for SFTP, and with a command of which `may_run` says so. This process has one thread. Raises OSError.
     """
     passed_on = {number for number in PASSED_ON if signal.getsignal(number) is not signal.SIG_IGN}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, passed_on)
@@ -118,7 +119,7 @@ def part(ssh: OwnSsh, command: str, keep: Keep, errands: dict[str, Errand]) -> C
     # As the flow has it: who stops the terminal's processes would leave a connection to run into its limit.
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     try:
-        return _Keeper(confined, ours, ssh, command, errands, passed_on, before).attend()
+        return _Keeper(confined, ours, ssh, may_run, errands, passed_on, before).attend()
     finally:
         # The confined one has said what there is to say: a late signal must not make this one say something else.
         for number in passed_on:
@@ -134,13 +135,13 @@ class _Keeper:
         confined: int,
         channel: socket.socket,
         ssh: OwnSsh,
-        command: str,
+        may_run: MayRun,
         errands: dict[str, Errand],
         passed_on: set[signal.Signals],
         mask: set[Any],
     ) -> None:
         self._confined, self._channel = confined, channel
-        self._ssh, self._command, self._errands = ssh, command, errands
+        self._ssh, self._may_run, self._errands = ssh, may_run, errands
         self._passed_on, self._mask = passed_on, mask
         self._running: dict[int, tuple[Process, socket.socket]] = {}
 
@@ -189,7 +190,9 @@ class _Keeper:
         return True
 
     def _start(self, asked: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
-        command = None if asked["sftp"] is True else self._command
+        command = asked["command"]
+        if command is not None and not (isinstance(command, str) and self._may_run(command)):
+            return {"error": "ssh is not started with that command"}, []
         try:
             started = self._ssh.start(command, further=asked["further"] is True, before_exec=self._unblocked)
         except LinkLost as lost:

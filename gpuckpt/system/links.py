@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
-import stat
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from gpuckpt.system.extents import Extent, pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+T = TypeVar("T")
 
 STALL_SECONDS = 60.0
 """The longest silence. Whoever works longer says so in between."""
@@ -44,7 +46,7 @@ class Silent(LinkLost):
 class Link(Protocol):
     """What frames and SFTP need of a connection."""
 
-    def send(self, *parts: bytes | memoryview) -> None:
+    def send(self, *parts: bytes | memoryview | Extent) -> None:
         """Send all bytes of all parts. Raises LinkLost."""
 
     def receive_into(self, view: memoryview) -> None:
@@ -129,16 +131,27 @@ class SocketLink:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
-    def send(self, *parts: bytes | memoryview) -> None:
+    def send(self, *parts: bytes | memoryview | Extent) -> None:
         """Send all bytes of all parts."""
         with self._closed_when_lost():
             for part in parts:
+                if isinstance(part, Extent):
+                    pass_on(part, self._slice, self._splice, self._send_some)
+                    continue
                 rest = memoryview(part)
                 while rest:
-                    # Not sendall: its limit would be for all bytes together.
-                    sent = self._socket.send(rest[: self._slice])
-                    self._spend(sent)
-                    rest = rest[sent:]
+                    rest = rest[self._send_some(rest) :]
+
+    def _send_some(self, content: memoryview) -> int:
+        # Not sendall: its limit would be for all bytes together.
+        sent = self._socket.send(content[: self._slice])
+        self._spend(sent)
+        return sent
+
+    def _splice(self, descriptor: int, offset: int, count: int) -> int:
+        sent = os.sendfile(self._socket.fileno(), descriptor, offset, count)
+        self._spend(sent)
+        return sent
 
     def receive_into(self, view: memoryview) -> None:
         """Fill the view."""
@@ -146,7 +159,7 @@ class SocketLink:
         with self._closed_when_lost():
             while view:
                 begun = time.monotonic()
-                got = _some(self._socket.recv_into(view[: self._slice], 0, socket.MSG_WAITALL))
+                got = some(self._socket.recv_into(view[: self._slice], 0, socket.MSG_WAITALL))
                 view = view[got:]
                 if view:
                     progress.moved(got, time.monotonic() - begun)
@@ -158,8 +171,8 @@ class SocketLink:
             begun = time.monotonic()
             content = self._socket.recv(min(limit, self._slice))
             if not self._polled:
-                self._received.moved(_some(len(content)), time.monotonic() - begun)
-            self._spend(_some(len(content)))
+                self._received.moved(some(len(content)), time.monotonic() - begun)
+            self._spend(some(len(content)))
             return content
 
     def whole(self) -> None:
@@ -178,7 +191,7 @@ class SocketLink:
     @contextlib.contextmanager
     def _closed_when_lost(self) -> Iterator[None]:
         try:
-            with _in_words():
+            with in_words():
                 yield
         except LinkLost as lost:
             if not (self._polled and isinstance(lost, Silent)):
@@ -196,86 +209,16 @@ class SocketLink:
         self._socket.close()
 
 
-class PipeLink:
-    """A link over two descriptors, as a program has them that sshd started."""
-
-    def __init__(self, source: int, sink: int, stall_seconds: float = STALL_SECONDS) -> None:
-        self._source, self._sink = source, sink
-        self._stall_seconds = stall_seconds
-        self._received = Progress(stall_seconds)
-        # A pipe takes a part of what is written only where it may not block. Both may be the two ways of one socket.
-        os.set_blocking(sink, False)
-
-    def _wait(self, descriptor: int, what: int) -> float:
-        """Returns for how many seconds. Raises TimeoutError."""
-        begun = time.monotonic()
-        waiting = select.poll()
-        waiting.register(descriptor, what)
-        if not waiting.poll(int(self._stall_seconds * 1000)):
-            raise TimeoutError
-        return time.monotonic() - begun
-
-    def send(self, *parts: bytes | memoryview) -> None:
-        """Send all bytes of all parts."""
-        with _in_words():
-            for part in parts:
-                rest = memoryview(part)
-                while rest:
-                    self._wait(self._sink, select.POLLOUT)
-                    with contextlib.suppress(BlockingIOError):
-                        rest = rest[os.write(self._sink, rest[:MOST_AT_ONCE]) :]
-
-    def receive_into(self, view: memoryview) -> None:
-        """Fill the view."""
-        progress = Progress(self._stall_seconds)
-        with _in_words():
-            while view:
-                waited = self._wait(self._source, select.POLLIN)
-                with contextlib.suppress(BlockingIOError):
-                    got = _some(os.readv(self._source, [view]))
-                    view = view[got:]
-                    if view:
-                        progress.moved(got, waited)
-
-    def receive(self, limit: int) -> bytes:
-        """Between 1 and `limit` bytes."""
-        with _in_words():
-            waited = self._wait(self._source, select.POLLIN)
-            content = os.read(self._source, limit)
-            self._received.moved(_some(len(content)), waited)
-            return content
-
-    def whole(self) -> None:
-        """What `receive` gave is whole."""
-        self._received = Progress(self._stall_seconds)
-
-    def has_ended(self) -> bool:
-        """Whether the other side has closed it: nothing is left to read, and nothing will come."""
-        waiting = select.poll()
-        waiting.register(self._source, select.POLLIN)
-        seen = dict(waiting.poll(0)).get(self._source, 0)
-        return bool(seen & (select.POLLHUP | select.POLLERR | select.POLLNVAL)) and not seen & select.POLLIN
-
-    def close(self) -> None:
-        """End it; the descriptors belong to whoever opened them."""
-
-
-def link_of_program(source: int, sink: int) -> Link:
-    """The link of a program whose stdin and stdout these are: with sshd both are one socket."""
-    ends = [os.fstat(descriptor) for descriptor in (source, sink)]
-    if stat.S_ISSOCK(ends[0].st_mode) and os.path.samestat(*ends):
-        return SocketLink(socket.socket(fileno=os.dup(source)))
-    return PipeLink(source, sink)
-
-
-def _some(count: int) -> int:
+def some(count: int) -> int:
+    """A count of bytes that were read. Raises LinkLost for none: the stream has ended."""
     if count == 0:
         raise LinkLost("the other side has closed the connection")
     return count
 
 
 @contextlib.contextmanager
-def _in_words() -> Iterator[None]:
+def in_words() -> Iterator[None]:
+    """What a stream says of its end, as LinkLost or Silent."""
     try:
         yield
     except (TimeoutError, BlockingIOError):

@@ -1,8 +1,9 @@
 """SFTP over an ssh of OpenSSH's, with many requests under way: paramiko's client speaks it, ssh carries it.
 
 paramiko's own pipelined files lose the errors of writes that are confirmed late (sftp_file.py, _write), so requests
-are posted and each answer is looked at here. Paths are bytes. A failed request is an OSError; OpenSSH's server has no
-number for a full disk, it says "Failure".
+are posted and each answer is looked at here. What is written and read in bulk passes it by: it would copy each byte
+five times. Paths are bytes. A failed request is an OSError; OpenSSH's server has no number for a full disk, it says
+"Failure".
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import contextlib
 import errno
 import os
 import stat
+import struct
 from typing import TYPE_CHECKING, Any
 
 import paramiko  # noqa: TID251 - this is its home
 from paramiko import sftp as wire  # noqa: TID251
 
 from gpuckpt.model.records import dataclass
+from gpuckpt.system.extents import Extent
 from gpuckpt.system.links import LinkLost
 
 if TYPE_CHECKING:
@@ -31,6 +34,10 @@ LARGEST_BYTES = 255 << 10
 MOST_NAMES = 10_000
 MOST_LEVELS = 16
 UNDER_WAY = 64
+LARGEST_PACKET = 1 << 24
+HEAD, ANSWERED = struct.Struct(">IB"), struct.Struct(">IBI")
+"""Of a packet: its length, its kind; and of every answer the number of its request."""
+COUNT = struct.Struct(">I")
 READ, WRITE, CREATE, TRUNCATE, EXCLUSIVE = 1, 2, 8, 16, 32
 """SSH_FXF_ flags."""
 
@@ -71,9 +78,6 @@ class _Socket:
         self._call.link.send(content)
         return len(content)
 
-    def recv(self, limit: int) -> bytes:
-        return self._call.link.receive(limit)
-
     def close(self) -> None:
         self._call.close()
 
@@ -81,18 +85,32 @@ class _Socket:
 class Sftp(paramiko.SFTPClient):  # type: ignore[misc]  # paramiko has no types
     """One SFTP session; for one thread at a time."""
 
+    request_number: int
+    """Of the next request; paramiko counts."""
+
     def __init__(self, call: Call) -> None:
         """Greet the server. Raises LinkLost."""
         self._answers: dict[int, tuple[int, Any]] = {}
         self._asked: set[int] = set()
         """Requests whose answer has not come yet."""
+        self._into: dict[int, memoryview] = {}
+        """Where the content of an answer shall go."""
         self._call = call
         self.beat: Callable[[], None] = lambda: None
         """To be called now and then while the session is used."""
         with _plain_errors():
             super().__init__(_Socket(call))
-        call.link.whole()
         self.request_bytes = self._limit()
+
+    def _read_packet(self) -> tuple[int, bytes]:
+        """A packet, its kind and content, where paramiko wants one: at the greeting."""
+        size, kind = HEAD.unpack(self._exactly(HEAD.size))
+        return kind, self._exactly(_bounded(size - 1))
+
+    def _exactly(self, count: int) -> bytes:
+        content = bytearray(count)
+        self._call.link.receive_into(memoryview(content))
+        return bytes(content)
 
     def _log(self, *_: Any) -> None:
         """Paramiko's log would ask the channel, which is none of its own, for its name."""
@@ -111,18 +129,26 @@ class Sftp(paramiko.SFTPClient):  # type: ignore[misc]  # paramiko has no types
         """The answer to a request: its kind and content. Raises OSError (refused), EOFError, LinkLost."""
         with _plain_errors():
             while number not in self._answers:
-                kind, data = self._read_packet()
-                self._call.link.whole()
-                message = paramiko.Message(data)
-                answered = message.get_int()
-                if answered not in self._asked:
-                    raise LinkLost("the server answers what it was not asked")
-                self._asked.discard(answered)
-                self._answers[answered] = (kind, message)
+                self._take_answer()
             kind, message = self._answers.pop(number)
             if kind == wire.CMD_STATUS:
                 self._convert_status(message)
         return kind, message
+
+    def _take_answer(self) -> None:
+        size, kind, number = ANSWERED.unpack(self._exactly(ANSWERED.size))
+        if number not in self._asked:
+            raise LinkLost("the server answers what it was not asked")
+        self._asked.discard(number)
+        rest, into = _bounded(size - 5), self._into.pop(number, None)
+        if into is None or kind != wire.CMD_DATA:
+            self._answers[number] = (kind, paramiko.Message(self._exactly(rest)))
+            return
+        (count,) = COUNT.unpack(self._exactly(COUNT.size))
+        if count > len(into) or count + COUNT.size != rest:
+            raise LinkLost("the server sends more than it was asked for")
+        self._call.link.receive_into(into[:count])
+        self._answers[number] = (kind, count)
 
     def ask(self, kind: int, *arguments: Any) -> tuple[int, Any]:
         """A request and its answer."""
@@ -255,38 +281,46 @@ class Sftp(paramiko.SFTPClient):  # type: ignore[misc]  # paramiko has no types
         _block, fragment, _blocks, _free, available = (message.get_int64() for _ in range(5))
         return int(fragment * available)
 
-    def post_write(self, handle: bytes, offset: int, content: memoryview) -> list[int]:
-        """Write, in as many requests as it takes; returns their numbers."""
+    def post_write(self, handle: bytes, offset: int, content: memoryview | Extent) -> list[int]:
+        """Write, in as many requests as it takes; returns their numbers. Raises LinkLost."""
         size = self.request_bytes
-        return [
-            self.post(wire.CMD_WRITE, handle, wire.int64(offset + at), bytes(content[at : at + size]))
-            for at in range(0, len(content), size)
-        ]
+        return [self._post_write(handle, offset + at, content[at : at + size]) for at in range(0, len(content), size)]
 
-    def post_read(self, handle: bytes, offset: int, size: int) -> int:
-        """Ask for at most `request_bytes`."""
-        return self.post(wire.CMD_READ, handle, wire.int64(offset), size)
+    def _post_write(self, handle: bytes, offset: int, content: memoryview | Extent) -> int:
+        number = self.request_number
+        self.request_number += 1
+        body = len(handle) + struct.calcsize(">IIQI") + len(content)
+        head = ANSWERED.pack(body + 1, wire.CMD_WRITE, number) + COUNT.pack(len(handle)) + handle
+        self._asked.add(number)
+        self._call.link.send(head + struct.pack(">QI", offset, len(content)), content)
+        return number
 
-    def take_read(self, number: int, size: int) -> bytes:
-        """What was asked for, or less; empty at the end of the file. Raises LinkLost for more."""
+    def post_read(self, handle: bytes, offset: int, into: memoryview) -> int:
+        """Ask for what fills `into`, at most `request_bytes`; returns the request's number."""
+        number = self.post(wire.CMD_READ, handle, wire.int64(offset), len(into))
+        self._into[number] = into
+        return number
+
+    def take_read(self, number: int) -> int:
+        """How many bytes have come, or fewer than asked for; 0 at the end of the file. Raises LinkLost for more."""
         try:
-            content = bytes(self.answer(number)[1].get_string())
+            kind, count = self.answer(number)
         except EOFError:
-            return b""
-        if len(content) > size:
-            raise LinkLost("the server sends more than it was asked for")
-        return content
+            return 0
+        if kind != wire.CMD_DATA:
+            raise LinkLost("the server answers something else than it was asked")
+        return int(count)
 
     def read_small(self, path: bytes, most: int) -> bytes:
         """A small file, at most `most` bytes and one more. Raises OSError."""
         handle = self.open_file(path, READ)
-        content = bytearray()
+        content, chunk = bytearray(), memoryview(bytearray(self.request_bytes))
         try:
             while len(content) <= most:
-                chunk = self.take_read(self.post_read(handle, len(content), self.request_bytes), self.request_bytes)
-                if not chunk:
+                count = self.take_read(self.post_read(handle, len(content), chunk))
+                if not count:
                     break
-                content += chunk
+                content += chunk[:count]
         finally:
             self.done(handle)
         return bytes(content)
@@ -302,6 +336,13 @@ class Sftp(paramiko.SFTPClient):  # type: ignore[misc]  # paramiko has no types
                     self.sync(handle)
         finally:
             self.done(handle)
+
+
+def _bounded(size: int) -> int:
+    """The length of what is left of a packet. Raises LinkLost for what cannot be one."""
+    if not 0 <= size < LARGEST_PACKET:
+        raise LinkLost("the server sends what is no packet")
+    return size
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ def test_push_and_pull(sshd, image, there, tmp_path, host):
     assert (
         data["verified"]
         == {
-            "far": "BLAKE3 of every byte, read back where it lies",
+            "far": "BLAKE3 of every byte, where it arrived",
             "bare": "BLAKE3 of every byte, read back over SFTP",
         }[host]
     )
@@ -71,6 +71,15 @@ def test_push_and_pull(sshd, image, there, tmp_path, host):
     assert pulled.report["data"]["location"] == str(tmp_path / "back" / "one")
     assert content_of(tmp_path / "back" / "one") == content_of(image)
     assert not (there / "one" / "protected.json").exists()
+
+
+def test_a_host_with_a_shell_and_no_gpuckpt_has_digests_taken_there(sshd, image, there):
+    """Also for root, whose confined process has ssh started for it: nothing is read back."""
+    done = gpuckpt("push", image, f"far:{there}", "--ssh-config", sshd.config)
+    assert done.status == 0, done.stderr
+    assert done.report["data"]["verified"] == "SHA-256 of every byte, by openssl there"
+    assert any("no gpuckpt that answers" in note for note in done.report["data"]["notes"])
+    assert content_of(there / "one") == content_of(image)
 
 
 def test_the_next_image_of_a_series_sends_only_what_is_new(sshd, images, there):

@@ -20,7 +20,7 @@ from gpuckpt.model.requests import Reach
 from gpuckpt.stores.serving import Server
 from gpuckpt.stores.ssh import SshStore
 from gpuckpt.system.links import LinkLost
-from tests.lines import Line
+from tests.lines import Line, bytes_of
 from tests.small_images import make_image
 
 THREADS = 3
@@ -156,7 +156,7 @@ def lying(question, change, after=0):
             if frame.header.get("do") != question:
                 return header, payload
             seen.append(1)
-            return change(header, bytes(payload)) if len(seen) > after else (header, payload)
+            return change(header, bytes_of(payload)) if len(seen) > after else (header, payload)
 
     return Line(serve=lambda link: Liar(link).run())
 

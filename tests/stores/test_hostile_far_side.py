@@ -16,7 +16,7 @@ from gpuckpt.stores.protocol import PIECE_BYTES
 from gpuckpt.stores.serving import Server
 from gpuckpt.stores.ssh import NoGpuckpt, SshStore
 from gpuckpt.system.links import LinkLost
-from tests.lines import Line
+from tests.lines import Line, bytes_of
 from tests.small_images import make_image
 
 
@@ -36,7 +36,7 @@ class Liar(Server):
         header, payload = super()._answer(frame)
         if frame.header.get("do") != self._question:
             return header, payload
-        return self._change(header, bytes(payload))
+        return self._change(header, bytes_of(payload))
 
 
 def liar(question, change):

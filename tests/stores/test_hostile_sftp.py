@@ -108,7 +108,30 @@ def test_directories_in_directories_for_ever(session):
 def test_more_bytes_than_asked_for(session):
     sftp = session({READ: (DATA, text(bytes(100)))})
     with pytest.raises(LinkLost, match="more than"):
-        sftp.take_read(sftp.post_read(b"h", 0, 10), 10)
+        sftp.take_read(sftp.post_read(b"h", 0, memoryview(bytearray(10))))
+
+
+@pytest.mark.parametrize("said", [9, 11, 1 << 31])
+def test_a_count_that_is_not_that_of_the_bytes(session, said):
+    sftp = session({READ: (DATA, struct.pack(">I", said) + bytes(10))})
+    with pytest.raises(LinkLost, match="more than"):
+        sftp.take_read(sftp.post_read(b"h", 0, memoryview(bytearray(10))))
+
+
+def test_an_answer_of_another_kind(session):
+    sftp = session({READ: (HANDLE, text(b"h"))})
+    with pytest.raises(LinkLost, match="something else"):
+        sftp.take_read(sftp.post_read(b"h", 0, memoryview(bytearray(10))))
+
+
+@pytest.mark.parametrize("size", [0, 4, (1 << 24) + 6, (1 << 32) - 1])
+def test_a_packet_that_cannot_be(session, size):
+    """Its length is judged before a byte is set aside for it."""
+    sftp = session({})
+    sftp._asked.add(7)
+    sftp._exactly = lambda count: struct.pack(">IBI", size, DATA, 7)[:count]
+    with pytest.raises(LinkLost, match="no packet"):
+        sftp.answer(7)
 
 
 def test_an_endless_small_file(session):
@@ -119,4 +142,4 @@ def test_an_endless_small_file(session):
 def test_answers_to_what_was_not_asked(session):
     sftp = session({READ: (DATA + 1000, text(b"x"))})
     with pytest.raises(LinkLost, match="not asked"):
-        sftp.take_read(sftp.post_read(b"h", 0, 10), 10)
+        sftp.take_read(sftp.post_read(b"h", 0, memoryview(bytearray(10))))

@@ -12,7 +12,8 @@ import pytest
 from gpuckpt.stores import frames
 from gpuckpt.stores.serving import Server
 from gpuckpt.stores.ssh import SshStore
-from gpuckpt.system.links import PipeLink, Silent, SocketLink
+from gpuckpt.system.links import Silent, SocketLink
+from gpuckpt.system.pipelink import PipeLink
 from tests.lines import Line
 
 STALL = 0.5
