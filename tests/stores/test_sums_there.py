@@ -18,6 +18,7 @@ PROGRAMS = {
     "hangs": "exec sleep 1000",
     "talks": "while :; do echo; sleep 0.2; done",
     "refuses": "exit 1",
+    "is missing": "exit 127",
 }
 
 
@@ -32,7 +33,7 @@ def compare(far_host, tmp_path):
     damaged.write_bytes(bytes(damaged.stat().st_size))
 
     def act(program: str):
-        for name, put in (("b3sum", "refuses"), ("sha256sum", program)):
+        for name, put in (("b3sum", "is missing"), ("openssl", "is missing"), ("sha256sum", program)):
             if put and (place := shutil.which(name)):
                 (there.srv / name).write_text(f"#!/bin/sh\n{PROGRAMS[put]}\n")
                 (there.srv / name).chmod(0o755)
@@ -53,7 +54,7 @@ def compare(far_host, tmp_path):
 
 def test_its_own_program_reads_every_byte(compare):
     bad, how, _ = compare("")
-    assert (bad, how) == (["criu/core-42.img"], "sha256sum there, every byte")
+    assert (bad, how) == (["criu/core-42.img"], "SHA-256 of every byte, by sha256sum there")
 
 
 def test_without_one_every_byte_is_read_back(compare):
