@@ -14,7 +14,7 @@ from gpuckpt.model.facts import GpuDriver, GpuUse
 from gpuckpt.system import commands
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gpuckpt.accelerators.protocol import Suspender
 
@@ -48,7 +48,18 @@ class Nvidia:
         """See Accelerator."""
         if not self.present():
             return GpuDriver(problem="no NVIDIA driver is loaded on this host")
-        readings = nvml.read()
+        return self._facts(nvml.read())
+
+    def driver_soon(self) -> Callable[[], GpuDriver]:
+        """See Accelerator."""
+        try:
+            prepared = nvml.Prepared()
+        except OSError:
+            return self.driver
+        return lambda: self._facts(prepared.read())
+
+    @staticmethod
+    def _facts(readings: nvml.Readings) -> GpuDriver:
         version = readings.driver or kernel_module_version()
         program = commands.find_program(PROGRAM)
         interface, problem = choose_interface(version, program=program is not None)

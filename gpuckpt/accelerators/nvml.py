@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,9 @@ from gpuckpt.model.facts import Gpu, GpuUse
 from gpuckpt.system import commands
 
 PROBE_MODULE = "gpuckpt.accelerators.nvml_probe"
+WHEN_TOLD = "--when-told"
+PREPARED_SECONDS = 5.0
+"""Of a probe that only has to read."""
 DEVICE_SECONDS = 30.0
 """NVML's start takes seconds per GPU where persistence mode is off."""
 ALL_SECONDS = 90.0
@@ -55,6 +59,33 @@ class Readings:
         self.uses += [GpuUse(pid, gpu.uuid, memory) for pid, memory in message["processes"]]
         self.mps_clients |= bool(message["mps_processes"])
         self.reading = None
+
+
+class Prepared:
+    """A probe that has loaded NVML and waits: read then, facts take 10 ms instead of the 0.2 s of a start.
+
+    It ends by itself with the process that started it.
+    """
+
+    def __init__(self) -> None:
+        """Raises OSError where it cannot be started."""
+        waits, self._tell = os.pipe()
+        try:
+            argv = commands.python_module(PROBE_MODULE, WHEN_TOLD)
+            self._child = commands.start(argv, capture=True, stdin=waits, cwd="/")
+        except BaseException:
+            os.close(self._tell)
+            raise
+        finally:
+            os.close(waits)
+
+    def read(self) -> Readings:
+        """All facts as they are now; only once. Never raises; what goes wrong makes it ask anew."""
+        os.close(self._tell)
+        readings, completed = Readings(), self._child.collect(PREPARED_SECONDS)
+        for line in completed.stdout.splitlines():
+            readings.take(line)
+        return readings if completed.ok else read()
 
 
 def read() -> Readings:

@@ -2,6 +2,7 @@
 
 Run as `python -m gpuckpt.accelerators.nvml_probe [INDEX …]` it prints JSON lines and leaves out the named
 devices. Before it touches a device it says so: when it dies or hangs, its starter knows which one it was.
+With `--when-told` it loads and initialises NVML, and reads no device before its stdin ends.
 
     {"driver": "580.95.05", "cuda": 13000, "count": 2}      or  {"problem": "…", "code": 18}
     {"reading": 0}
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+WHEN_TOLD = "--when-told"
+
 XID_HINT = "look for Xid 79 ('GPU has fallen off the bus') in the kernel log; a lost GPU needs a reset or a reboot"
 
 
@@ -32,6 +35,8 @@ def main(arguments: list[str]) -> int:
     except pynvml.NVMLError as error:
         say({"problem": str(error), "code": error.value})
         return 1
+    if WHEN_TOLD in arguments:
+        sys.stdin.read()
     say({"driver": optional(_driver_version), "cuda": optional(_cuda_version), "count": count})
     for index in range(count):
         if str(index) not in arguments:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from gpuckpt.model.facts import CudaState, GpuDriver, GpuUse
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 SUCCESS = 0
 INVALID_VALUE = 1
@@ -201,6 +201,10 @@ class Accelerator(Protocol):
 
     def driver(self) -> GpuDriver:
         """The facts about driver and GPUs. Never raises: what could not be read is a `problem`, in words."""
+        ...
+
+    def driver_soon(self) -> Callable[[], GpuDriver]:
+        """What takes time of `driver` is done from now on; calling what is returned, once, gives the facts of then."""
         ...
 
     def uses(self, pids: Sequence[int]) -> tuple[GpuUse, ...]:

@@ -171,6 +171,8 @@ class DumpWork:
             stream=order.stream,
         )
         self._run = CriuRun(argv, self._paths, self._gate, self._means.journal, shielded=True)
+        if order.leave_running and order.tree.cuda:
+            self._means.get_ready()
         self._run.await_gate(self._main, self._means.deadline)
         self._clock.end("capture")
         self._everyone = with_newcomers(self._order.tree)

@@ -33,6 +33,8 @@ from gpuckpt.owner.unwind import Means
 from gpuckpt.system import procfs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpuckpt.accelerators.protocol import Suspender
 
 
@@ -107,7 +109,8 @@ def _become_owner() -> None:
 
 def _carry_out(order: Order, channel: Channel, journal: Journal) -> None:
     try:
-        means = Means(_suspender(order), journal, _driver, _deadline(order))
+        driver = _Driver()
+        means = Means(_suspender(order), journal, driver, _deadline(order), driver.get_ready)
         if isinstance(order, DumpOrder):
             dump(order, channel, means)
         elif isinstance(order, RestoreOrder):
@@ -143,12 +146,23 @@ def _suspender(order: Order) -> Suspender | None:
     return present[0].suspender(force_program=order.force_program, driver=known)
 
 
-def _driver() -> GpuDriver:
-    """The GPUs as they are now."""
-    for accelerator in ACCELERATORS:
-        if accelerator.present():
-            return accelerator.driver()
-    return GpuDriver()
+class _Driver:
+    """Asks for the GPUs as they are now."""
+
+    def __init__(self) -> None:
+        self._accelerator = next((one for one in ACCELERATORS if one.present()), None)
+        self._soon: Callable[[], GpuDriver] | None = None
+
+    def get_ready(self) -> None:
+        """It will be asked soon."""
+        if self._accelerator is not None and self._soon is None:
+            self._soon = self._accelerator.driver_soon()
+
+    def __call__(self) -> GpuDriver:
+        if self._accelerator is None:
+            return GpuDriver()
+        ask, self._soon = self._soon or self._accelerator.driver, None
+        return ask()
 
 
 if __name__ == "__main__":

@@ -116,6 +116,8 @@ class RestoreWork:
         self._main.send("phase", phase="criu")
         self._huge_pages.begin()  # CRIU and main fill the memory that the driver reads
         self._run = self._start_criu()
+        if self._order.tree.cuda:
+            self._means.get_ready()
         self._run.await_gate(self._main, self._means.deadline, stalled_pids=[i.pid for i in self._order.tree.ids])
         comes_up_stopped = self._comes_up_held or self._order.tree.cuda
         self._means.journal.write("at-gate" if comes_up_stopped else "let-go")

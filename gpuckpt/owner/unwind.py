@@ -62,6 +62,8 @@ class Means:
     journal: Journal
     driver: Callable[[], GpuDriver]
     deadline: float | None = None
+    get_ready: Callable[[], None] = lambda: None
+    """`driver` will be called soon, while a tree stands still."""
 
 
 def unwind(tree: TreeOrder, means: Means, *, criu_died: bool = False) -> Unwound:

@@ -122,14 +122,7 @@ def run(
         pass_fds=pass_fds,
         new_session=new_session,
     )
-    try:
-        stdout, stderr = child.process.communicate(timeout=timeout)
-        timed_out = False
-    except subprocess.TimeoutExpired:
-        child.kill_group()
-        stdout, stderr = child.process.communicate()
-        timed_out = True
-    return Completed(tuple(argv), child.process.returncode, _text(stdout), _text(stderr), timed_out)
+    return child.collect(timeout)
 
 
 def _text(raw: bytes | None) -> str:
@@ -158,6 +151,17 @@ class Child:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
+
+    def collect(self, timeout: float) -> Completed:
+        """All that a program whose output is captured prints, to its end; after `timeout` seconds as in `run`."""
+        try:
+            stdout, stderr = self.process.communicate(timeout=timeout)
+            timed_out = False
+        except subprocess.TimeoutExpired:
+            self.kill_group()
+            stdout, stderr = self.process.communicate()
+            timed_out = True
+        return Completed(self.argv, self.process.returncode, _text(stdout), _text(stderr), timed_out)
 
     @property
     def has_ended(self) -> bool:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -10,6 +11,7 @@ from gpuckpt.accelerators.cuda import CudaApi
 from gpuckpt.accelerators.cuda_program import CudaProgram
 from gpuckpt.accelerators.nvidia import Nvidia
 from gpuckpt.model.errors import MachineLacks
+from tests import harness
 
 
 @pytest.fixture
@@ -110,6 +112,44 @@ def test_one_bad_gpu_does_not_hide_the_others(host, monkeypatch, fault, words):
     assert words in facts.gpus[1].problem
     assert "Xid 79" in facts.gpus[1].problem
     assert facts.interface == "api"
+
+
+def test_facts_that_were_prepared_are_those_of_when_they_are_asked_for(host):
+    host.configure(gpus=2, total=64 << 20)
+    ask = Nvidia().driver_soon()
+    host.configure(others_1=5 << 20)
+    facts = ask()
+    assert [gpu.memory_free_bytes for gpu in facts.gpus] == [64 << 20, 59 << 20]
+    assert facts == Nvidia().driver()
+
+
+@pytest.mark.parametrize("fault", ["nvml.0=crash", "nvml.0=hang", "nvml.init=crash"])
+def test_a_prepared_probe_that_fails_is_asked_anew(host, monkeypatch, fault):
+    monkeypatch.setattr(nvml, "DEVICE_SECONDS", 1.5)
+    monkeypatch.setattr(nvml, "PREPARED_SECONDS", 1.5)
+    host.configure(gpus=2)
+    if fault.startswith("nvml.init"):
+        host.fail(fault)
+        ask = Nvidia().driver_soon()
+        time.sleep(0.5)  # it is dead by then
+        host.fail("state=0 call 99999")
+    else:
+        ask = Nvidia().driver_soon()
+        host.fail(fault)
+    facts = ask()
+    assert [bool(gpu.problem) for gpu in facts.gpus] == [fault.startswith("nvml.0"), False]
+
+
+def test_a_prepared_probe_ends_with_who_started_it(host):
+    """Killed, so that nobody tells it anything."""
+    start = "from gpuckpt.accelerators.nvml import Prepared; import signal; print(Prepared()._child.pid, flush=True); signal.pause()"
+    parent = subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, text=True)
+    probe = int(parent.stdout.readline())
+    time.sleep(0.3)
+    assert harness.alive(probe)
+    parent.kill()
+    parent.communicate()
+    harness.wait_for(lambda: not harness.alive(probe), "the probe ends")
 
 
 def test_several_bad_gpus(host):
