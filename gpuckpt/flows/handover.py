@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gpuckpt.flows.seeding import Seed
     from gpuckpt.model.errors import ProcessState
     from gpuckpt.model.facts import Tree
-    from gpuckpt.model.requests import MigrateRequest
+    from gpuckpt.model.requests import MigrateRequest, Reach
     from gpuckpt.owner.handle import OwnerHandle
     from gpuckpt.stores.directory import PartialImage
 
@@ -65,6 +65,16 @@ def as_interrupted(trouble: BrokenOff) -> GpuckptError:
     if trouble.signal_number is None:
         return DumpFailed(f"broken off: {trouble.why}; the tree runs on")
     return Interrupted(trouble.signal_number, f"broken off: {trouble.why}; nothing was touched", process="untouched")
+
+
+def discard_there(reach: Reach, terms: Terms) -> None:
+    """What was sent is not needed. A host that is out of reach keeps it (flows/tidying.py)."""
+    with contextlib.suppress(GpuckptError, BrokenOff):
+        there = Destination(reach, lambda: None)
+        try:
+            there.discard(terms)
+        finally:
+            there.close()
 
 
 @dataclass
@@ -270,13 +280,10 @@ class MigrateWork(DumpWork):
         """
         if error.process == "gone" and self.arrived and self.given == "resume":
             error.hint = f"its image is on {self.there.where}: run there `gpuckpt restore {self._place_there}`"
-        if error.process != "running" or not (self.seed or self.files_sent or self.arrived):
-            return
-        self.there.close()
-        with contextlib.suppress(GpuckptError, BrokenOff):
-            there = Destination(self.wanted.reach, lambda: None)
-            there.discard(self.terms)
-            there.close()
+        goes_on = error.process == "running" or (error.process == "untouched" and self.given == "resume")
+        if goes_on and (self.seed or self.files_sent or self.arrived):
+            self.there.close()
+            discard_there(self.wanted.reach, self.terms)
 
     def _hold(self, owner: OwnerHandle, trouble: Exception) -> Report:
         """Leave it held here, out of CRIU's hands. Raises the trouble."""

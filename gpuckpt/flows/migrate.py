@@ -31,10 +31,11 @@ from gpuckpt.checks.image import DISK_SPACE
 from gpuckpt.flows import capturing, carrying, draft, gather, hooks, presending, seeding, tidying, workdirs
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.destination import Destination, Look
-from gpuckpt.flows.handover import MigrateWork, as_interrupted, require_going_on
+from gpuckpt.flows.handover import MigrateWork, as_interrupted, discard_there, require_going_on
 from gpuckpt.flows.interruption import Interruption
 from gpuckpt.model.errors import GpuckptError
 from gpuckpt.model.migration import FILES, SEED, Terms
+from gpuckpt.model.records import dataclass
 from gpuckpt.model.report import Event, Report
 from gpuckpt.model.requests import DumpRequest, TreeRequest
 from gpuckpt.owner import runs
@@ -48,10 +49,14 @@ if TYPE_CHECKING:
     from gpuckpt.flows.machine import Machine
     from gpuckpt.flows.seeding import Seed
     from gpuckpt.flows.workdirs import Below
+    from gpuckpt.model.errors import ProcessState
     from gpuckpt.model.report import Finding
     from gpuckpt.model.requests import MigrateRequest
 
 SPOOL = Path("/var/lib/gpuckpt/outgoing")
+
+LOST: tuple[ProcessState, ...] = ("frozen", "gone")
+"""What may have become of a tree whose images are needed."""
 
 
 def migrate(request: MigrateRequest, machine: Machine, interruption: Interruption) -> Report:
@@ -74,18 +79,48 @@ def migrate(request: MigrateRequest, machine: Machine, interruption: Interruptio
             speed = seen.there.bytes_per_second(lambda: require_going_on(interruption))
             plan = {**seen.plan, "estimate": draft.estimate(seen.facts, speed)}
             return Report("migrate", "planned", "untouched", plan, findings)
-        seed, files = None, None
-        if request.pre_seed:
-            seen.there.close()
-            seed = seeding.sow(request, dump_request, seen.terms.seed, machine, interruption)
-            stack.callback(seed.close)
-        if draft.large_files(seen.facts):
-            seen.there.close()
-            files = presending.send(request, dump_request, seen, machine, interruption)
-        if seed is not None or files is not None:
-            # The tree ran on, and so did the other host.
-            seen = look()
-        return _carry_out(request, dump_request, seen, seed, files, machine, interruption, look)
+        if not request.pre_seed and not draft.large_files(seen.facts):
+            return _carry_out(request, dump_request, _Sent(seen), machine, interruption, look)
+        try:
+            sent = _send_before(request, dump_request, seen, machine, interruption, stack, look)
+        except GpuckptError as error:
+            if error.process not in LOST:
+                discard_there(request.reach, seen.terms)
+            raise
+        return _carry_out(request, dump_request, sent, machine, interruption, look)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """What was sent before the job stands still, and both hosts as they were seen then."""
+
+    seen: Look
+    seed: Seed | None = None
+    files: dict[str, Any] | None = None
+
+
+def _send_before(
+    request: MigrateRequest,
+    dump_request: DumpRequest,
+    seen: Look,
+    machine: Machine,
+    interruption: Interruption,
+    stack: contextlib.ExitStack,
+    look: Callable[[], Look],
+) -> _Sent:
+    """Send what is worth it, and look again: the tree ran on, and so did the other host. Raises GpuckptError."""
+    seen.there.close()
+    seed, files = None, None
+    if request.pre_seed:
+        seed = seeding.sow(request, dump_request, seen.terms.seed, machine, interruption)
+        stack.callback(seed.close)
+    if draft.large_files(seen.facts):
+        files = presending.send(request, dump_request, seen, machine, interruption)
+    seen = look()
+    refusal = checks.refusal(hooks.before_it(seen.findings, "migrate", request.hooks))
+    if refusal is not None:
+        raise refusal
+    return _Sent(seen, seed, files)
 
 
 def _look(
@@ -134,26 +169,19 @@ def _dump_checks(request: MigrateRequest, facts: DumpFacts) -> tuple[checks.Chec
 def _carry_out(
     request: MigrateRequest,
     dump_request: DumpRequest,
-    seen: Look,
-    seed: Seed | None,
-    files: dict[str, Any] | None,
+    sent: _Sent,
     machine: Machine,
     interruption: Interruption,
     look: Callable[[], Look],
 ) -> Report:
-    refusal = checks.refusal(hooks.before_it(seen.findings, "migrate", request.hooks))
-    if refusal is not None:
-        if seed is not None or files is not None:
-            with contextlib.suppress(GpuckptError):
-                seen.there.discard(seen.terms)
-        raise refusal
+    seen, seed = sent.seen, sent.seed
     notes = repairing.put_host_back(machine)
     notes += repairing.clear_before_dump(seen.facts.tree, machine, force_program=request.force_program)
     run = runs.begin("migrate", seen.facts.tree.ids, tell=repairing.teller(machine, notes))
     work = MigrateWork(
         dump_request, machine, interruption, seen.facts, seen.findings, run, seed.image if seed is not None else None,
         notes=notes, image_id=seen.terms.transaction, there=seen.there, terms=seen.terms, wanted=request, seed=seed,
-        files_sent=files, look=look,
+        files_sent=sent.files, look=look,
     )  # fmt: skip
     around = hooks.Hooked(
         "migrate", request.hooks, request.pid, str(dump_request.image), run, machine, interruption, as_interrupted

@@ -43,17 +43,22 @@ def send(
     path = dump.image.with_name(f"{dump.image.name}{FILES}")
     try:
         count = _save(path, seen, lambda: require_going_on(interruption))
-        sent = seeding.push(request, path, seen.terms.files, machine, interruption) if count else {"bytes_sent": 0}
     except OSError as error:
         machine.listener(Event("files", "note", f"files could not be sent beforehand: {in_words(error)}"))
+        count = 0
+    if not count:
         return {"files": 0, "bytes_sent": 0}
+    try:
+        return {"files": count, **seeding.push(request, path, seen.terms.files, machine, interruption)}
     finally:
         shutil.rmtree(path, ignore_errors=True)
-    return {"files": count, **sent}
 
 
 def _save(path: Path, seen: Look, going_on: Callable[[], None]) -> int:
-    """Make the image; returns how many files are in it. Raises OSError, GpuckptError."""
+    """Make the image; returns how many files are in it. Raises OSError, GpuckptError: then nothing is there of it.
+
+    What has its name already is somebody's: refused.
+    """
     partial, _ = directory.create_partial(path)
     try:
         saved = []

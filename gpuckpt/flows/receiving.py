@@ -42,11 +42,12 @@ from gpuckpt.model.requests import RestoreRequest
 from gpuckpt.owner import decision, runs
 from gpuckpt.owner.handle import SpareOwner
 from gpuckpt.stores import directory, frames
+from gpuckpt.stores.landingwriter import partial_path
 from gpuckpt.system import limits, procfs
 from gpuckpt.system.links import LinkLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from gpuckpt.images.framesource import FrameSource
     from gpuckpt.images.packindex import Index
@@ -224,10 +225,12 @@ class Receiver:
     def _discard(header: dict[str, Any], _payload: memoryview) -> Answer:
         """Also where the connection that had the image has not seen yet that it was closed."""
         terms, until = from_json(Terms, header["terms"]), time.monotonic() + DISCARD_SECONDS
-        place = _place(terms)
-        while place.exists() and not tidying.remove(place, terms.transaction) and time.monotonic() < until:
+        before = _sent_before(terms)
+        # Of one that was broken off on its way nothing is of use: the next attempt has other names.
+        wanted: dict[Path, str | None] = dict.fromkeys((*before, *map(partial_path, before)))
+        wanted[_place(terms)] = terms.transaction
+        while _cannot_remove(wanted) and time.monotonic() < until:
             time.sleep(LOOK_SECONDS)
-        _remove_sent_before(terms)
         return {}, b""
 
     @staticmethod
@@ -278,8 +281,17 @@ def _put_away(terms: Terms) -> None:
 
 
 def _remove_sent_before(terms: Terms) -> None:
-    for name in filter(None, (terms.seed, terms.files)):
-        tidying.remove(_place(replace(terms, name=name)))
+    for path in _sent_before(terms):
+        tidying.remove(path)
+
+
+def _cannot_remove(wanted: Mapping[Path, str | None]) -> list[Path]:
+    """Of these paths -> which image; what is there all the same."""
+    return [path for path, image_id in wanted.items() if path.exists() and not tidying.remove(path, image_id)]
+
+
+def _sent_before(terms: Terms) -> list[Path]:
+    return [_place(replace(terms, name=name)) for name in (terms.seed, terms.files) if name]
 
 
 def _digests(header: dict[str, Any]) -> dict[str, str]:

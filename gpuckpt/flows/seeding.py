@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuckpt.flows import attempts, far
 from gpuckpt.flows import dump as dumping
-from gpuckpt.model.errors import DumpFailed
+from gpuckpt.model.errors import DumpFailed, GpuckptError
 from gpuckpt.model.migration import INCOMING_PLACE, SEED
 from gpuckpt.model.requests import Hooks
 from gpuckpt.stores import directory
@@ -44,16 +44,24 @@ class Seed:
 
 
 def sow(request: MigrateRequest, dump: DumpRequest, name: str, machine: Machine, interruption: Interruption) -> Seed:
-    """Make it and send it. Raises GpuckptError with what became of the tree: it runs on."""
+    """Make it and send it. Raises GpuckptError with what became of the tree: it runs on, or this image stays."""
     path = dump.image.with_name(f"{dump.image.name}{SEED}")
     wanted = replace(dump, image=path, leave_running=True, capture_files=("none",), hooks=Hooks())
+    made = False
+
+    def note_made() -> None:
+        nonlocal made
+        made = True
+
     try:
-        report = dumping.dump(wanted, machine, interruption)
+        report = dumping.dump(wanted, machine, interruption, note_made)
         _require_running(report)
         data = push(request, path, name, machine, interruption)
         return Seed(name, directory.open_image(path), {"frozen_seconds": report.data["frozen_seconds"], **data})
-    except BaseException:
-        shutil.rmtree(path, ignore_errors=True)
+    except BaseException as error:
+        held = isinstance(error, GpuckptError) and error.process in ("frozen", "gone")
+        if made and not held:  # what else has that name is somebody's
+            shutil.rmtree(path, ignore_errors=True)
         raise
 
 

@@ -497,6 +497,52 @@ def test_files_that_were_sent_go_again_where_the_job_is_refused_then(two_hosts):
     assert_untouched(two_hosts, pid)
 
 
+def with_large_file(hosts: TwoHosts) -> int:
+    """A job on a, in a directory with a file that is worth sending beforehand."""
+    hosts.a.outside("/srv/app").mkdir()
+    hosts.a.outside("/srv/app/data").write_bytes(os.urandom(20 << 20))
+    hosts.b.outside("/srv/images").mkdir(mode=0o700)
+    pid = hosts.a.daemon("env", "--chdir=/srv/app", sys.executable, PROGRAMS / "counter.py", LOG, 5)
+    wait_for_count(hosts.a.outside(LOG), 3)
+    return pid
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("kept-files", ("--carry-files", "all")), ("kept-seed", ("--pre-seed",))]
+)
+def test_what_has_the_name_of_an_image_sent_beforehand_stays(two_hosts, name, options):
+    pid = with_large_file(two_hosts)
+    own = two_hosts.a.outside(f"/srv/{name}")
+    own.mkdir()
+    (own / "thesis").write_text("years of work")
+    answer = migrate(two_hosts, pid, "--keep-image", "/srv/kept", *options, to="b:/srv/images")
+    assert (answer.status, answer.report["process"]) == (20, "untouched"), explain(answer)
+    assert f"/srv/{name} exists" in answer.error["message"]
+    assert (own / "thesis").read_text() == "years of work"
+    assert_untouched(two_hosts, pid)
+
+
+@pytest.mark.parametrize("options", [("--carry-files", "all"), ("--pre-seed",)])
+def test_what_was_sent_goes_again_where_a_command_of_the_user_refuses_then(two_hosts, options):
+    pid = with_large_file(two_hosts)
+    answer = migrate(two_hosts, pid, *options, "--pre-dump", "exit 7", to="b:/srv/images")
+    assert (answer.status, answer.report["process"]) == (20, "untouched"), explain(answer)
+    assert_untouched(two_hosts, pid)
+
+
+@pytest.mark.parametrize("options", [("--carry-files", "all"), ("--pre-seed",)])
+def test_what_is_being_sent_goes_again_where_that_is_broken_off(two_hosts, options):
+    pid = with_large_file(two_hosts)
+    images = two_hosts.b.outside("/srv/images")
+    reach = ("b:/srv/images", *two_hosts.reach, *SETTLE, *options, "--bwlimit", "3M")
+    main = two_hosts.a.start_gpuckpt("migrate", "--tree", pid, *reach)
+    wait_for(lambda: any(one.stat().st_size for one in images.glob("*.partial/journal")), "a piece has arrived")
+    two_hosts.a.signal(main, signal.SIGTERM)
+    said, errors = main.communicate(timeout=200)
+    assert main.returncode == 128 + signal.SIGTERM, (said, errors)
+    assert_untouched(two_hosts, pid)
+
+
 LIBRARY = next(one for one in map(Path, ("/lib/x86_64-linux-gnu/libz.so.1", "/usr/lib64/libz.so.1")) if one.exists())
 
 
