@@ -159,8 +159,10 @@ def _restore(
         spare=spare if departure is None else departure.spare,
     )
     try:
-        # Before --pre-restore, which may bring their address here: without a socket it would be answered for.
-        notes += networklock.hold_back(run.directory, verifying.kept_connections(image, request))
+        # Before --pre-restore, which may bring their address here: without a socket it would be answered for. In
+        # this network the connections of a tree that comes up in another one are those of the tree it was made of.
+        kept = () if request.own_network else verifying.kept_connections(image, request)
+        notes += networklock.hold_back(run.directory, kept)
         return work.still_there(work.hooked.carry_out(work.look_again, work.perform))
     finally:
         networklock.let_through(run.directory)

@@ -277,6 +277,7 @@ def settle(directory: Path, tell: Tell | None) -> None:
     `tell` hears what could not be put right. Without it (an owner whose main was killed) the words stay in the
     directory, and the next run tells them. The directory stays as well while another restore puts files in place.
     """
+    networklock.let_through(directory)
     _remove_litter(directory)
     _end_half_built(directory)
     try:

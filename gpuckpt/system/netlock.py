@@ -56,7 +56,7 @@ class Connection:
 
 
 def hold_back(name: str, connections: Sequence[Connection]) -> None:
-    """Make the table. Raises NetfilterMissing, OSError, ValueError for what is no address: then there is none."""
+    """Make the table. Raises NetfilterMissing, OSError, ValueError for what is no address or port: then there is none."""
     rules = [rule for one in connections for rule in _rules(name, one)]
     table = Change(_NEW_TABLE, _CREATE | _EXCLUSIVE, _head() + text(1, name))
     change([table, *(_chain(name, chain, hook) for chain, hook in _HOOKS.items())])
@@ -88,8 +88,8 @@ def _chain(table: str, name: str, hook: int) -> Change:
 
 
 def _rules(table: str, connection: Connection) -> Iterator[Change]:
-    here = (_packed(connection.local), struct.pack(">H", connection.local_port))
-    there = (_packed(connection.remote), struct.pack(">H", connection.remote_port))
+    here = (_packed(connection.local), _port(connection.local_port))
+    there = (_packed(connection.remote), _port(connection.remote_port))
     yield _rule(table, "input", there, here)
     yield _rule(table, "output", here, there)
 
@@ -99,6 +99,12 @@ def _packed(address: str) -> bytes:
         return socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)
     except OSError:
         raise ValueError(f"{address!r} is no address") from None
+
+
+def _port(number: int) -> bytes:
+    if not 0 <= number < 1 << 16:
+        raise ValueError(f"{number} is no port")
+    return struct.pack(">H", number)
 
 
 def _rule(table: str, chain: str, source: tuple[bytes, bytes], target: tuple[bytes, bytes]) -> Change:

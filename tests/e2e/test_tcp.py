@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import threading
@@ -124,6 +125,20 @@ def test_left_running_the_connection_of_the_job_goes_on(work, jobs, job, peer, t
     rounds.goes_on(work / "log", at_dump)
     assert "OUTSIDE" not in (work / "log").read_text()
     assert peer.ended == ""
+
+
+def test_a_copy_in_another_network_does_not_hold_up_the_connection_of_the_job(work, jobs, job, peer):
+    rounds.dump(jobs, job.pid, work / "img", "--tcp", "keep", "--leave-running")
+    hook = f"touch {work}/began; until test -e {work}/go; do sleep 0.1; done"
+    main = harness.start_gpuckpt("restore", work / "img", "--isolate", "pid,net", "--pre-restore", hook)
+    try:
+        harness.wait_for((work / "began").exists, "the restore has begun")
+        heard = peer.numbers()[-1]
+        harness.wait_for(lambda: peer.numbers()[-1] > heard + 3, "the far end hears the job meanwhile", 10)
+    finally:
+        (work / "go").touch()
+        said = json.loads(main.communicate(timeout=60)[0])
+    jobs.adopt(said["data"]["init_pid"])
 
 
 @pytest.fixture

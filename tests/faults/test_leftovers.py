@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from gpuckpt.model.facts import ProcessId
-from gpuckpt.owner import halfbuilt, runs
-from gpuckpt.system import procfs
+from gpuckpt.owner import halfbuilt, networklock, runs
+from gpuckpt.system import netfilter, netlock, procfs
 from tests import harness
 from tests.faults import arena
 from tests.faults.arena import SETTLE, Job, Shot
@@ -83,6 +83,22 @@ def test_stale_run_directories_are_cleaned(job, place):
     arena.dump_and_wait(job, place / "img", "--leave-running")
     assert not [directory for directory in stale if directory.exists()]
     assert not script.exists()
+
+
+def test_packets_pass_again_although_a_person_must_be_told_of_the_run(place):
+    """An owner whose main was killed leaves such words in the directory, for the next run."""
+    directory = place / f"run-{os.getpid()}"
+    directory.mkdir()
+    (directory / runs.UNTOLD).write_text('["look at it"]')
+    assert networklock.hold_back(directory, [netlock.Connection("192.0.2.1", 1, "192.0.2.2", 2)]) == []
+    table = netfilter.Table(netfilter.INET, f"gpuckpt-{directory.name}")
+    try:
+        assert table in netfilter.list_tables()
+        runs.settle(directory, None)
+        assert table not in netfilter.list_tables()
+        assert (directory / runs.UNTOLD).exists()
+    finally:
+        netfilter.delete_table(table.family, table.name)
 
 
 def test_nonsense_in_the_runtime_directory(job, place):

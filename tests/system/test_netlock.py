@@ -99,10 +99,11 @@ except FileExistsError:
 
 def test_what_cannot_be_made_whole_is_not_there_at_all():
     out = in_new_namespace("""
-for wrong in ([netlock.Connection("here", 1, "10.0.0.1", 2)], [netlock.Connection("10.0.0.1", 1, "::1", 2)]):
+wrong = [("here", 1, "10.0.0.1", 2), ("10.0.0.1", 1, "::1", 2), ("10.0.0.1", 1, "10.0.0.2", 1 << 16)]
+for one in wrong:
     try:
-        netlock.hold_back("gpuckpt-x", wrong)
+        netlock.hold_back("gpuckpt-x", [netlock.Connection(*one)])
     except ValueError as error:
         print("ValueError", netfilter.list_tables())
 """)
-    assert out == ["ValueError", "()"] * 2
+    assert out == ["ValueError", "()"] * 3
