@@ -52,15 +52,15 @@ SYSTEMCTL_SECONDS = 10.0
 def host(machine: Machine, image_place: Path | None = None) -> Host:
     """What this host is and can do."""
     # Both are programs that are waited for.
-    criu, gpu = meanwhile(machine.examine_criu), meanwhile(machine.gpu_driver)
-    pieces = procfs.read_host_pieces()
-    return Host(
-        **{name: getattr(pieces, name) for name in pieces.__slots__},
-        criu=criu(),
-        gpu=gpu(),
-        gpuckpt=__version__,
-        image_space_bytes=free_bytes(image_place) if image_place else None,
-    )
+    with meanwhile(machine.examine_criu) as criu, meanwhile(machine.gpu_driver) as gpu:
+        pieces = procfs.read_host_pieces()
+        return Host(
+            **{name: getattr(pieces, name) for name in pieces.__slots__},
+            criu=criu(),
+            gpu=gpu(),
+            gpuckpt=__version__,
+            image_space_bytes=free_bytes(image_place) if image_place else None,
+        )
 
 
 def free_bytes(place: Path) -> int | None:
@@ -102,10 +102,10 @@ def tree(pid: int, machine: Machine, *, keep_argv: bool, force_program: bool = F
     accelerator = machine.accelerator()
     if accelerator is None:
         return seen
-    uses = meanwhile(lambda: accelerator.uses(seen.pids))
-    cuda = cuda_of(seen.ids, force_program=force_program)
-    pids = {one.id.pid for one in cuda}
-    return replace(seen, cuda=cuda, gpu_uses=tuple(use for use in uses() if use.pid in pids) if cuda else ())
+    with meanwhile(lambda: accelerator.uses(seen.pids)) as uses:
+        cuda = cuda_of(seen.ids, force_program=force_program)
+        pids = {one.id.pid for one in cuda}
+        return replace(seen, cuda=cuda, gpu_uses=tuple(use for use in uses() if use.pid in pids) if cuda else ())
 
 
 def _with_supervisor(seen: Tree) -> Tree:
@@ -171,13 +171,14 @@ def cuda_of(ids: Sequence[ProcessId], *, force_program: bool) -> tuple[CudaProce
 def dump_facts(request: DumpRequest, machine: Machine) -> DumpFacts:
     """All that a dump is judged by."""
     parent = request.image.parent
-    here = meanwhile(lambda: host(machine, parent))
-    seen = tree(request.pid, machine, keep_argv=request.keep_argv, force_program=request.force_program)
+    with meanwhile(lambda: host(machine, parent)) as asked:
+        seen = tree(request.pid, machine, keep_argv=request.keep_argv, force_program=request.force_program)
+        here = asked()
     parent_seen = parent.stat() if os.path.isdir(parent) else None  # noqa: PTH112 - may be unreadable to this user
     return DumpFacts(
         request=request,
         tree=seen,
-        host=here(),
+        host=here,
         own_pid=os.getpid(),
         own_uid=os.geteuid(),
         ancestors_of_gpuckpt=frozenset(pid for pid, _ in procfs.ancestors(os.getpid())),

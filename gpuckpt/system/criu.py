@@ -59,15 +59,16 @@ def _not_found() -> str:
 
 
 def _examine_working(path: Path, version: str) -> CriuProgram:
-    has_nftables = meanwhile(lambda: _has(path, "network_lock_nftables"))
-    checked = commands.run([str(path), "check", "--no-default-config"], timeout=CHECK_TIMEOUT)
+    with meanwhile(lambda: _has(path, "network_lock_nftables")) as has_nftables:
+        checked = commands.run([str(path), "check", "--no-default-config"], timeout=CHECK_TIMEOUT)
+        network_lock = "nftables" if has_nftables() else _iptables_or_skip()
     output = (checked.stdout + checked.stderr).strip()
     return CriuProgram(
         path=str(path),
         version=version,
         check_ok=checked.ok,
         check_output=output[-2000:],
-        network_lock="nftables" if has_nftables() else _iptables_or_skip(),
+        network_lock=network_lock,
         problem="" if checked.ok else f"`criu check` {checked.describe()}",
     )
 

@@ -56,7 +56,7 @@ class Connection:
 
 
 def hold_back(name: str, connections: Sequence[Connection]) -> None:
-    """Make the table. Raises NetfilterMissing, OSError, ValueError for what is no address or port: then there is none."""
+    """Make the table. Raises OSError (NetfilterMissing), ValueError (no address, no port): then there is none."""
     rules = [rule for one in connections for rule in _rules(name, one)]
     table = Change(_NEW_TABLE, _CREATE | _EXCLUSIVE, _head() + text(1, name))
     change([table, *(_chain(name, chain, hook) for chain, hook in _HOOKS.items())])

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -242,3 +243,16 @@ def test_importing_the_accelerators_loads_no_driver_library():
         "assert 'libcuda' not in open('/proc/self/maps').read()"
     )
     subprocess.run([sys.executable, "-c", test], check=True, timeout=30)
+
+
+def test_no_probe_that_hangs_is_left_when_gpuckpt_is_killed(fake_gpu):
+    fake_gpu.fail("nvml.0=hang")
+    code = "from gpuckpt.accelerators import nvml; nvml.read()"
+    main = subprocess.Popen([sys.executable, "-c", code], env=fake_gpu.environment)
+    children = Path(f"/proc/{main.pid}/task/{main.pid}/children")
+    probe = int(harness.wait_for(lambda: children.read_text().split(), "NVML is asked")[0])
+    harness.wait_for(lambda: b"nvml_probe" in Path(f"/proc/{probe}/cmdline").read_bytes(), "by a program")
+    harness.wait_for(lambda: str(fake_gpu.libraries) in Path(f"/proc/{probe}/maps").read_text(), "it hangs")
+    main.kill()
+    main.wait(30)
+    harness.wait_for(lambda: not harness.alive(probe), "nothing is left")
