@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuckpt.model import manifest as manifests
-from gpuckpt.model.errors import Busy, ImageCorrupt, NotFound, Refused
+from gpuckpt.model.errors import Busy, GpuckptError, ImageCorrupt, NotFound, Refused
 from gpuckpt.model.migration import FILES, INCOMING_PLACE
 from gpuckpt.stores import directory
 from gpuckpt.stores.journal import arrived, digest_bytes, held_bytes, ranges, without
@@ -131,7 +131,10 @@ class DirectoryArrival:
     def _link_files(self, path: Path, sent_before: Path) -> None:
         """By their digests: they need not have the same numbers in both."""
         raw = read_own(sent_before / manifests.NAME)
-        known = {(part.blake3, part.size): part.path for part in decoded(raw).parts} if raw else {}
+        try:
+            known = {(part.blake3, part.size): part.path for part in decoded(raw).parts} if raw else {}
+        except GpuckptError:
+            return  # something else that happens to have this name
         for index, part in enumerate(self.manifest.parts):
             there = known.get((part.blake3, part.size))
             if there is None or index in self._held or not part.path.startswith("files/"):

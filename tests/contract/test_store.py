@@ -180,6 +180,13 @@ def test_packs_of_an_older_image_beside_it_are_linked(store, source, images, the
         assert os.path.samefile(there / "one" / "packs" / path.name, there / "next" / "packs" / path.name)
 
 
+def test_something_else_beside_it_that_has_the_name_of_files_sent_before_is_no_obstacle(store, source, images, there):
+    (there / "one-files").mkdir(mode=0o700, parents=True)
+    (there / "one-files" / "manifest.json").write_text('{"name": "my app"}')
+    assert send(source, store, there / "one")
+    assert content_of(there / "one") == content_of(images / "one")
+
+
 def test_a_damaged_pack_of_an_older_image_is_not_taken_over(store, source, images, there):
     send(source, store, there / "one")
     pack = next((there / "one" / "packs").glob("*.zst"))
