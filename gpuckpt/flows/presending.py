@@ -12,7 +12,7 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from gpuckpt.flows import draft, seeding
+from gpuckpt.flows import draft, gather, seeding
 from gpuckpt.flows.handover import require_going_on
 from gpuckpt.images import openfiles
 from gpuckpt.model import manifest as manifests
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from gpuckpt.model.manifest import CapturedFile
     from gpuckpt.model.requests import DumpRequest, MigrateRequest
     from gpuckpt.stores.directory import PartialImage
+
+ROOM_FOR_THE_JOB = 2
+"""A file whose copy would take more than one part in so many of what is free is sent later: the job runs on and writes,
+and a full disk can end it."""
 
 
 def send(
@@ -63,7 +67,10 @@ def _save(path: Path, seen: Look, going_on: Callable[[], None]) -> int:
     try:
         saved = []
         for number, file in enumerate(draft.large_files(seen.facts)):
-            # One that is written to meanwhile, or for which there is no room twice, is sent later.
+            free = gather.free_bytes(partial.path)
+            if free is not None and free < file.size * ROOM_FOR_THE_JOB:
+                continue
+            # One that is written to meanwhile is sent later.
             with contextlib.suppress(openfiles.NotSaved):
                 saved.append(openfiles.save(file, number, partial.files, going_on).captured)
         if saved:

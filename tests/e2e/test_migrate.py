@@ -497,10 +497,10 @@ def test_files_that_were_sent_go_again_where_the_job_is_refused_then(two_hosts):
     assert_untouched(two_hosts, pid)
 
 
-def with_large_file(hosts: TwoHosts) -> int:
+def with_large_file(hosts: TwoHosts, mib: int = 20) -> int:
     """A job on a, in a directory with a file that is worth sending beforehand."""
     hosts.a.outside("/srv/app").mkdir()
-    hosts.a.outside("/srv/app/data").write_bytes(os.urandom(20 << 20))
+    hosts.a.outside("/srv/app/data").write_bytes(os.urandom(mib << 20))
     hosts.b.outside("/srv/images").mkdir(mode=0o700)
     pid = hosts.a.daemon("env", "--chdir=/srv/app", sys.executable, PROGRAMS / "counter.py", LOG, 5)
     wait_for_count(hosts.a.outside(LOG), 3)
@@ -520,6 +520,15 @@ def test_what_has_the_name_of_an_image_sent_beforehand_stays(two_hosts, name, op
     assert f"/srv/{name} exists" in answer.error["message"]
     assert (own / "thesis").read_text() == "years of work"
     assert_untouched(two_hosts, pid)
+
+
+def test_the_disk_of_a_running_job_is_not_filled_up_with_files_to_be_sent(two_hosts):
+    pid, a = with_large_file(two_hosts, 60), two_hosts.a
+    a.run("mkdir", "-m", "700", "/srv/small")
+    a.run("mount", "-t", "tmpfs", "-o", "size=110m,mode=700", "tmpfs", "/srv/small")
+    answer = moved(two_hosts, pid, "--keep-image", "/srv/small/kept", "--carry-files", "all", to="b:/srv/images")
+    assert answer.report["data"]["files_sent_before"] == {"files": 0, "bytes_sent": 0}
+    assert two_hosts.b.outside("/srv/app/data").read_bytes() == a.outside("/srv/app/data").read_bytes()
 
 
 @pytest.mark.parametrize("options", [("--carry-files", "all"), ("--pre-seed",)])
