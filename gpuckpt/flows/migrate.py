@@ -33,7 +33,7 @@ from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.destination import Destination, Look
 from gpuckpt.flows.handover import MigrateWork, as_interrupted, discard_there, require_going_on
 from gpuckpt.flows.interruption import Interruption
-from gpuckpt.model.errors import GpuckptError
+from gpuckpt.model.errors import LOST, GpuckptError
 from gpuckpt.model.migration import FILES, SEED, Terms
 from gpuckpt.model.records import dataclass
 from gpuckpt.model.report import Event, Report
@@ -49,14 +49,10 @@ if TYPE_CHECKING:
     from gpuckpt.flows.machine import Machine
     from gpuckpt.flows.seeding import Seed
     from gpuckpt.flows.workdirs import Below
-    from gpuckpt.model.errors import ProcessState
     from gpuckpt.model.report import Finding
     from gpuckpt.model.requests import MigrateRequest
 
 SPOOL = Path("/var/lib/gpuckpt/outgoing")
-
-LOST: tuple[ProcessState, ...] = ("frozen", "gone")
-"""What may have become of a tree whose images are needed."""
 
 
 def migrate(request: MigrateRequest, machine: Machine, interruption: Interruption) -> Report:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuckpt.flows import attempts, far
 from gpuckpt.flows import dump as dumping
-from gpuckpt.model.errors import DumpFailed, GpuckptError
+from gpuckpt.model.errors import LOST, DumpFailed, GpuckptError
 from gpuckpt.model.migration import INCOMING_PLACE, SEED
 from gpuckpt.model.requests import Hooks
 from gpuckpt.stores import directory
@@ -59,8 +59,8 @@ def sow(request: MigrateRequest, dump: DumpRequest, name: str, machine: Machine,
         data = push(request, path, name, machine, interruption)
         return Seed(name, directory.open_image(path), {"frozen_seconds": report.data["frozen_seconds"], **data})
     except BaseException as error:
-        held = isinstance(error, GpuckptError) and error.process in ("frozen", "gone")
-        if made and not held:  # what else has that name is somebody's
+        needed = isinstance(error, GpuckptError) and error.process in LOST
+        if made and not needed:  # what else has that name is somebody's
             shutil.rmtree(path, ignore_errors=True)
         raise
 

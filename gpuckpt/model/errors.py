@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 ProcessState = Literal["running", "ended", "restored", "frozen", "gone", "untouched"]
 
+LOST: tuple[ProcessState, ...] = ("frozen", "gone")
+"""Of a tree that may not come back by itself: its images are needed."""
+
 
 class GpuckptError(Exception):
     """Base of all expected failures. `message` says what and why, `hint` what to do next."""

@@ -597,12 +597,12 @@ def start_on_gpu(hosts: TwoHosts) -> int:
     return pid
 
 
-def start_migration(hosts: TwoHosts, pid: int) -> subprocess.Popen:
+def start_migration(hosts: TwoHosts, pid: int, *options: object) -> subprocess.Popen:
     """From a to b, with the GPUs of both."""
     far = f"{' '.join(ON_GPU)} {sys.executable} -m gpuckpt"
     reach = ("--ssh-config", hosts.config, "--remote-command", far)
     argv = (*ON_GPU, sys.executable, "-m", "gpuckpt", "migrate", "--tree", pid, "b", *reach, *SETTLE, "--json")
-    return hosts.a.start(*argv)
+    return hosts.a.start(*argv, *options)
 
 
 def checksum(host: Host, pid: int) -> str:
@@ -646,3 +646,14 @@ def test_a_copy_on_a_gpu_that_must_end_gives_its_gpu_back_first(two_hosts, gpus)
     wait_for(lambda: not b.alive(pid), "the copy ends")
     wait_for(lambda: acts(gpus[0]) == ["lock", "checkpoint", "restore", "unlock"], "the program goes on here")
     assert checksum(a, pid) == before
+
+
+def test_an_image_sent_beforehand_stays_where_the_job_is_held_by_it(two_hosts, gpus):
+    """It is complete, and may be all that comes back."""
+    pid = start_on_gpu(two_hosts)
+    gpus[0].fail("restore=999")
+    main = start_migration(two_hosts, pid, "--pre-seed", "--keep-image", "/srv/kept")
+    said, errors = main.communicate(timeout=200)
+    assert (main.returncode, json.loads(said)["process"]) == (31, "frozen"), (said, errors)
+    looked = two_hosts.a.gpuckpt("inspect", "/srv/kept-seed", "--verify")
+    assert looked.status == 0 and looked.report["data"]["verified"] is True, explain(looked)

@@ -137,8 +137,7 @@ def test_a_copy_in_another_network_does_not_hold_up_the_connection_of_the_job(wo
         harness.wait_for(lambda: peer.numbers()[-1] > heard + 3, "the far end hears the job meanwhile", 10)
     finally:
         (work / "go").touch()
-        said = json.loads(main.communicate(timeout=60)[0])
-    jobs.adopt(said["data"]["init_pid"])
+        jobs.adopt(json.loads(main.communicate(timeout=60)[0])["data"]["init_pid"])
 
 
 @pytest.fixture
