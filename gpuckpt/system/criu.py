@@ -43,9 +43,14 @@ def examine() -> CriuProgram:
     if path is None:
         return CriuProgram(problem=_not_found())
     try:
-        answer = commands.run([str(path), "--version"], timeout=CHECK_TIMEOUT)
+        return _examine(path)
     except OSError as error:
         return CriuProgram(path=str(path), problem=f"cannot be started: {error.strerror}")
+
+
+def _examine(path: Path) -> CriuProgram:
+    """Raises OSError where it cannot be started, or not any more."""
+    answer = commands.run([str(path), "--version"], timeout=CHECK_TIMEOUT)
     version = _VERSION.search(answer.stdout)
     if version is None:
         said = (answer.stderr or answer.stdout).strip().splitlines()

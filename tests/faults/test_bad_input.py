@@ -518,10 +518,17 @@ def test_nobody_reads_stderr(job, place):
 def test_a_criu_that_vanishes(job, place):
     """It passed every check and is gone when the owner starts it."""
     real = harness.criu_or_reason()[0]
-    last_of_the_checks = '[ "$1 $3" = "check --feature" ] && rm -f "$0"'
+    last_of_the_checks = '[ "$1 $3" = "check --feature" ] && { sleep 1; rm -f "$0"; }'  # all are started by then
     script = f'{last_of_the_checks}; exec {real} "$@"'
     answer = gpuckpt("dump", "--tree", job.root, place / "img", env=_criu_script(place, script))
     assert_refused(answer, 30, "No such file", str(place / "criu"))
+    assert_untouched(job, place)
+
+
+def test_a_criu_that_vanishes_between_the_checks(job, place):
+    script = f'rm -f "$0"; exec {harness.criu_or_reason()[0]} "$@"'
+    answer = gpuckpt("dump", "--tree", job.root, place / "img", env=_criu_script(place, script))
+    assert_refused(answer, 10, "cannot be started", str(place / "criu"))
     assert_untouched(job, place)
 
 

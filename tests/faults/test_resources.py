@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import harness
-from tests.e2e.test_own_memory import place_for_a_cgroup
+from tests import harness, memory_cgroups
 from tests.faults import arena
 from tests.faults.arena import SETTLE, Shot
 from tests.harness import gpuckpt
@@ -28,7 +27,7 @@ TIGHT_BYTES = 45 << 20
 @pytest.fixture
 def tight():
     """A memory cgroup in which the out-of-memory killer will come."""
-    found = place_for_a_cgroup()
+    found = memory_cgroups.place()
     if found is None:
         pytest.skip("no memory cgroup can be made here")
     made = found[0] / f"gpuckpt-oom-{os.getpid()}"
