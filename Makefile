@@ -29,7 +29,7 @@ lint: setup ## style, types, and which module may import which
 # The session's own limit comes before that of `make test`, because it still says which tests failed.
 pytest: lint
 	@if tests/apart -c '' 2>/dev/null; then set -- --dist loadfile --no-loadscope-reorder --tx '3*popen//python=tests/apart'; else set --; fi; \
-	exec env -u PYTHONDONTWRITEBYTECODE $(VENV)/python -m pytest --session-timeout=1330 "$$@"
+	exec env -u PYTHONDONTWRITEBYTECODE $(VENV)/python -m pytest --session-timeout=1290 "$$@"
 
 soak: setup ## a thousand dumps and restores with something killed in each (needs root): SOAK="--count 1000 --seed 7 --minutes 90"
 	@if tests/apart -c '' 2>/dev/null; then set -- tests/apart; else set -- $(VENV)/python; fi; \
