@@ -54,12 +54,12 @@ from gpuckpt.model.records import dataclass
 from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.owner import journal, runs
 from gpuckpt.owner.handle import OWNER_LOG, OwnerHandle, spare_owner
-from gpuckpt.owner.messages import DumpOrder, Given, PeerGone, TreeOrder
+from gpuckpt.owner.messages import DumpOrder, Given, PeerGone, Seen, TreeOrder
 from gpuckpt.stores import directory
 from gpuckpt.system import procfs, signatures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gpuckpt.checks.facts import DumpFacts
     from gpuckpt.flows.capturing import Capturing, Content
@@ -76,6 +76,8 @@ if TYPE_CHECKING:
 
 
 NO_CUDA = "--huge-pages did nothing: no process of the tree uses CUDA"
+REST_SECONDS = 5.0
+
 OWNER_KILLED = "the process that held the tree (the owner) was killed"
 
 
@@ -497,7 +499,7 @@ class DumpWork:
             last_line = message["traceback"].strip().rpartition("\n")[2]
             why = f"a bug in gpuckpt: the process that held the tree (the owner) failed, {last_line}"
             return self._repair(trouble, why, f"report it with {kept}")
-        if self.published and message.get("state") == "gone" and {one.state for one in seen_of(message)} == {"gone"}:
+        if self.published and message.get("state") == "gone" and _all_end(seen_of(message)):
             self.notes.append(f"CRIU died after the image was complete ({message['message']}), and the tree with it")
             return self._report({"seconds": {}}, process="ended")
         raise self._error_from(message, trouble) from None
@@ -565,6 +567,17 @@ class DumpWork:
         if message["state"] == "running":
             raise self._runs_on(why, hint, trouble)
         raise self._held(why, message)
+
+
+def _all_end(seen: Sequence[Seen]) -> bool:
+    """Whether all have ended, or do so now: what a dead CRIU leaves of a tree can take seconds to end too."""
+    rest = [found for one in seen if one.state != "gone" and (found := procfs.process_id(one.pid)) is not None]
+    until = time.monotonic() + REST_SECONDS
+    while any(procfs.state(one) not in procfs.ENDED for one in rest):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return bool(seen)
 
 
 def _copy_log(log: Path, partial: PartialImage, sealing: Sealing | None) -> None:
