@@ -222,7 +222,7 @@ def test_killed_while_memory_is_written(work, jobs, victim):
         assert arena.kill(run.pid if victim == "main" else arena.owner_of(run.pid))
         run.communicate(timeout=60)
         assert run.returncode == (40 if victim == "owner" else -signal.SIGKILL)
-        harness.wait_for(lambda: not arena.runs_of(*pids), "the run is cleaned up", 20)
+        harness.wait_for(lambda: arena.cleared_away(*pids), "the run is cleaned up", 20)
         assert_nothing_left(pids)
         assert (work / "log").read_bytes() == log
         harness.wait_for(lambda: not any(harness.state(pid) for pid in pids), f"{pids} are reaped", 20)

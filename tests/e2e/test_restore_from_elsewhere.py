@@ -179,7 +179,7 @@ class Saved:
     def assert_nothing_left(self) -> None:
         """No process, no run, no file; the program has done nothing."""
         harness.wait_for(lambda: not any(harness.alive(pid) for pid in self.pids), f"{self.pids} have ended")
-        harness.wait_for(lambda: not arena.runs_of(*self.pids), "the run is cleaned up")
+        harness.wait_for(lambda: arena.cleared_away(*self.pids), "the run is cleaned up")
         harness.wait_for(lambda: not stored_here(), "what was fetched goes")
         harness.wait_for(lambda: not any(harness.state(pid) for pid in self.pids), f"{self.pids} are reaped")
         assert self.log.read_bytes() == self.content
@@ -210,7 +210,7 @@ def test_killed_at_any_moment(saved, sshd):
         time.sleep(chance.uniform(0.2, 6))
         run.kill()
         run.communicate()
-        harness.wait_for(lambda: not arena.runs_of(*saved.pids), "the run is cleaned up")
+        harness.wait_for(lambda: arena.cleared_away(*saved.pids), "the run is cleaned up")
         if any(harness.alive(pid) for pid in saved.pids):
             rounds.goes_on(saved.log, saved.at_dump, more=1)
             saved.end_tree()

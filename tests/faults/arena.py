@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpuckpt.owner import runs
 from tests import harness
 from tests.harness import Answer, gpuckpt, start_gpuckpt, wait_for
 
@@ -82,6 +83,17 @@ def runs_of(*pids: int) -> list[Path]:
             if {pid for pid, _ in card["ids"]} & set(pids):
                 found.append(directory)
     return found
+
+
+def cleared_away(*pids: int) -> bool:
+    """Whether no run on these pids is left, nor anything that the next run would not settle by itself.
+
+    A main that is killed after its owner has ended, before it took away their directory, leaves that to the next run.
+    """
+    if any(runs.is_locked(directory / "lock") for directory in runs_of(*pids)):
+        return False
+    runs.leftovers_of([])
+    return not runs_of(*pids)
 
 
 def run_of_main(main: int) -> Path | None:
