@@ -26,6 +26,10 @@ class Admission:
         """None where every image may pass."""
         return None if allowed is None else cls(allowed)
 
+    def require_ready(self) -> None:
+        """Raises what no image is to blame for, before one is opened: NotFound, Refused, MachineLacks."""
+        signatures.require_ready(self.allowed)
+
     def __call__(self, raw_manifest: bytes, signature: bytes) -> None:
         """Raises Refused for a manifest that nobody has signed who may, NotFound, MachineLacks."""
         self.signer = signatures.require_allowed(raw_manifest, signature, self.allowed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gpuckpt.flows import far, farlisting
 from gpuckpt.flows.admission import Admission, signed_by
 from gpuckpt.flows.interruption import BrokenOff
-from gpuckpt.model.errors import Interrupted, MachineLacks, Refused, TransferFailed
+from gpuckpt.model.errors import ImageCorrupt, Interrupted, MachineLacks, Refused, TransferFailed
 from gpuckpt.model.facts import Host
 from gpuckpt.model.jsonform import FormError, from_json, to_json
 from gpuckpt.model.redacted import is_encrypted
@@ -53,7 +53,8 @@ def _image(
     if request.verify:
         machine.listener(Event("verify", "begin"))
     try:
-        several = farlisting.inspect(store, reach.location, tick, verify=request.verify)
+        # A list of several is made there, of manifests that nobody here has seen signed: then it must be one image.
+        several = None if admission else farlisting.inspect(store, reach.location, tick, verify=request.verify)
         if several is not None:
             return several
         offer = _offer(store, reach, admission)
@@ -77,6 +78,11 @@ def _offer(store: SshStore | SftpStore, reach: Reach, admission: Admission | Non
     """An image there. Raises GpuckptError, LinkLost."""
     try:
         return store.offer(reach.location.path, admission)
+    except ImageCorrupt as error:
+        if admission is not None:
+            several = "a directory of several images there is listed without --allowed-signers only"
+            error.hint = f"{error.hint}; {several}" if error.hint else several
+        raise
     except Refused as error:
         older = isinstance(store, SshStore) and frames.SERIES not in store.first.features
         if older and "series of images" in error.message:

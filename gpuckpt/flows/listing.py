@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from gpuckpt.flows.admission import Admission
 from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.model import series
 from gpuckpt.model.errors import GpuckptError, ImageCorrupt, Interrupted, Refused
@@ -44,10 +45,13 @@ def inspect(place: Path, request: InspectRequest, machine: Machine, interruption
     for option in (name for name, value in of_one.items() if value):
         raise Refused(f"{place} is a directory of images, not an image", f"{option} takes one of them")
     try:
-        found = [stored.look(place / name) for name in stored.images_in(place)]
+        admission = Admission.of(request.allowed_signers)
+        if admission is not None:
+            admission.require_ready()
+        found = [stored.look(place / name, admission) for name in stored.images_in(place)]
         if request.verify:
             machine.listener(Event("verify", "begin"))
-            found = _verified(found, interruption)
+            found = _verified(found, admission, interruption)
     except BrokenOff as trouble:
         if trouble.signal_number is None:
             raise ImageCorrupt(f"not verified: {trouble.why}") from None
@@ -86,15 +90,17 @@ class _Manner:
     disk_seen: bool
 
 
-def _verified(found: list[Found], interruption: Interruption) -> list[Found]:
+def _verified(found: list[Found], admission: Admission | None, interruption: Interruption) -> list[Found]:
     """Every byte of every image is read, what several share once."""
     good: set[tuple[int, int, str]] = set()
-    return [one if one.damage else _verify(one, good, interruption) for one in found]
+    return [one if one.damage else _verify(one, admission, good, interruption) for one in found]
 
 
-def _verify(found: Found, good: set[tuple[int, int, str]], interruption: Interruption) -> Found:
+def _verify(
+    found: Found, admission: Admission | None, good: set[tuple[int, int, str]], interruption: Interruption
+) -> Found:
     try:
-        image = directory.open_image(found.path)
+        image = directory.open_image(found.path, admission)
     except GpuckptError as error:
         return replace(found, damage=error.message)
     try:

@@ -32,6 +32,7 @@ from gpuckpt.stores.landingwriter import INCOMING
 
 if TYPE_CHECKING:
     from gpuckpt.model.manifest import Manifest
+    from gpuckpt.stores.directory import Admit
 
 MOST_CARD_BYTES = 1000
 OF_AN_IMAGE = (manifests.NAME, "criu")
@@ -114,10 +115,13 @@ def _is_directory(path: Path) -> bool:
         return False
 
 
-def look(path: Path) -> Found:
-    """Look at an image without reading its content. Never fails: what is wrong with it is part of the answer."""
+def look(path: Path, admit: Admit | None = None) -> Found:
+    """Look at an image without reading its content. Never fails: what is wrong with it is part of the answer.
+
+    One that `admit` does not let pass is named, and nothing of it is believed.
+    """
     try:
-        image = directory.open_image(path)
+        image = directory.open_image(path, admit)
     except GpuckptError as error:
         return Found(path.name, path, error.message, _files(path))
     try:

@@ -93,6 +93,12 @@ def require_allowed(content: bytes, signature: bytes, allowed: Path) -> Signer:
     )
 
 
+def require_ready(allowed: Path) -> None:
+    """Raises NotFound or Refused for a list that is not to be believed, MachineLacks without ssh-keygen."""
+    _require_safe(allowed)
+    _program()
+
+
 def key_of(content: bytes, signature: bytes) -> Signer | None:
     """The key that has signed `content`, whoever owns it; None where it does not fit. Raises MachineLacks."""
     with _in_memory(signature) as signed:
@@ -109,10 +115,15 @@ def _require_safe(allowed: Path) -> None:
         raise Refused(f"others can change who may sign: {unsafe[0]}", "name a list that only root or you can write to")
 
 
-def _keygen(action: str, *arguments: str, content: bytes, files: Sequence[int] = ()) -> Completed:
+def _program() -> Path:
     program = commands.find_program("ssh-keygen")
     if program is None:
         raise MachineLacks("ssh-keygen was not found: it makes and verifies signatures", "install OpenSSH's client")
+    return program
+
+
+def _keygen(action: str, *arguments: str, content: bytes, files: Sequence[int] = ()) -> Completed:
+    program = _program()
     with _in_memory(content) as descriptor:
         return commands.run(
             [str(program), "-Y", action, *arguments],

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from gpuckpt.model.manifest import NAME, SIGNATURE
 from gpuckpt.model.series import member_name
 from gpuckpt.stores import protection
+from gpuckpt.system import signatures
 from tests import harness, packing
 from tests.harness import gpuckpt
 from tests.small_images import content_of, make_image
-from tests.sshd import REMOTE_COMMAND, ROOT
+from tests.sshd import REMOTE_COMMAND, ROOT, ssh_keygen
 from tests.transferring import pull
 
 NOW = 1_796_000_000
@@ -144,3 +146,47 @@ def test_a_far_side_that_lies_about_a_series(sshd, series, tmp_path, kind):
     assert answer.status == 50, answer.stderr
     assert "do not trust it" in answer.error["hint"]
     assert [path.name for path in tmp_path.rglob("*")] in ([], ["here"])
+
+
+@pytest.fixture
+def signed(tmp_path) -> Path:
+    """Two images, of which one is signed by who may, a third by another; the list of who may is `allowed`."""
+    for name in ("ops", "other"):
+        ssh_keygen("-q", "-t", "ed25519", "-N", "", "-f", tmp_path / name)
+    (tmp_path / "allowed").write_text(f"ops {(tmp_path / 'ops.pub').read_text()}")
+    (tmp_path / "images").mkdir()
+    for number, name in enumerate(("good", "bare", "forged")):
+        make_image(tmp_path / "images" / name, 0.1, seed=number + 1, packs=1)
+    for name, key in (("good", "ops"), ("forged", "other")):
+        image = tmp_path / "images" / name
+        (image / SIGNATURE).write_bytes(signatures.sign(tmp_path / key, (image / NAME).read_bytes()))
+    return tmp_path
+
+
+@pytest.mark.parametrize("verify", [(), ("--verify",)])
+def test_of_images_that_nobody_signed_who_may_nothing_is_believed(signed, verify):
+    answer = gpuckpt("inspect", signed / "images", "--allowed-signers", signed / "allowed", *verify)
+    assert answer.status == 0, answer.stderr
+    [series] = answer.report["data"]["series"]
+    seen = {one["name"]: (one["complete"], one["program"], one["damage"]) for one in series["images"]}
+    assert seen["good"][0]
+    assert seen["good"][1]
+    for name, why in (("bare", "is not signed"), ("forged", "its signer is not among them")):
+        assert seen[name][:2] == (False, None)
+        assert why in seen[name][2]
+
+
+def test_a_list_of_signers_that_is_not_there_is_said_once(signed):
+    answer = gpuckpt("inspect", signed / "images", "--allowed-signers", signed / "none")
+    assert (answer.status, "no such list of signers" in answer.error["message"]) == (21, True), answer.error
+
+
+@both
+def test_whose_the_images_elsewhere_are_is_seen_one_by_one(sshd, signed, host):
+    signers = ("--allowed-signers", signed / "allowed")
+    assert inspect(sshd, signed / "images/good", *signers, host=host).report["data"]["signed_by"]["principal"] == "ops"
+    for name in ("images/bare", "images/forged"):
+        answer = inspect(sshd, signed / name, *signers, host=host)
+        assert (answer.status, "signe" in answer.error["message"]) == (20, True), answer.error
+    answer = inspect(sshd, signed / "images", *signers, host=host)
+    assert (answer.status, "several images there" in answer.error["hint"]) == (60, True), answer.error
