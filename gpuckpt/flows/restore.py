@@ -16,12 +16,10 @@ steps, and what kill -9 of this process at each leaves (the owner's steps: owner
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from gpuckpt import checks
 from gpuckpt.flows import (
@@ -29,59 +27,46 @@ from gpuckpt.flows import (
     gather,
     hooks,
     imagesource,
-    injecting,
     openfiles,
     readiness,
+    restoreorder,
     secretplace,
     settle,
     verifying,
 )
 from gpuckpt.flows import repair as repairing
 from gpuckpt.flows.beside import Beside
-from gpuckpt.flows.conversation import (
-    REAP_SECONDS,
-    OwnerGone,
-    OwnerSays,
-    hear,
-    repair_with_second_owner,
-    tell,
-)
+from gpuckpt.flows.bringup import BringUp
+from gpuckpt.flows.brokenoff import interrupted, nothing_touched
+from gpuckpt.flows.conversation import REAP_SECONDS
 from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.flows.jobwait import JobWait
-from gpuckpt.flows.leandir import LeanDirectory, PackedMemory, Preparation, is_packed
+from gpuckpt.flows.leandir import PackedMemory, is_packed
+from gpuckpt.flows.outsidestreams import OutsideStreams
 from gpuckpt.flows.places import require_places
-from gpuckpt.images import criuformat, ports, timers
-from gpuckpt.model.errors import (
-    GpuckptError,
-    ImageCorrupt,
-    Interrupted,
-    MachineLacks,
-    ProcessState,
-    RestoredUnhealthy,
-    RestoreFailed,
-)
+from gpuckpt.model.errors import GpuckptError, RestoredUnhealthy, RestoreFailed
 from gpuckpt.model.jsonform import from_json
 from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.owner import networklock, runs
 from gpuckpt.owner.handle import OwnerHandle, spare_owner
-from gpuckpt.owner.messages import INHERITED_FD, CudaMember, Inherited, PeerGone, RestoreOrder, TreeOrder
+from gpuckpt.owner.messages import TreeOrder
 from gpuckpt.system import procfs
-from gpuckpt.system.terminal import PtyRelay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gpuckpt.checks import RestoreFacts
     from gpuckpt.checks.facts import CapturedHere
+    from gpuckpt.flows.bringup import Departure
     from gpuckpt.flows.imagesource import ImageSource
     from gpuckpt.flows.interruption import Interruption
+    from gpuckpt.flows.leandir import LeanDirectory
     from gpuckpt.flows.machine import Machine
     from gpuckpt.flows.openfiles import FilesInPlace
     from gpuckpt.images.framesource import FrameSource
-    from gpuckpt.images.memory import MemoryPlan
     from gpuckpt.images.packindex import Index
-    from gpuckpt.model.facts import OpenFile, ProcessId, Stdio
-    from gpuckpt.model.manifest import CriuOptions, Manifest
+    from gpuckpt.model.facts import OpenFile, ProcessId
+    from gpuckpt.model.manifest import Manifest
     from gpuckpt.model.requests import RestoreRequest
     from gpuckpt.owner.handle import SpareOwner
     from gpuckpt.owner.runs import Run
@@ -89,24 +74,6 @@ if TYPE_CHECKING:
 
 
 NO_CUDA = "--huge-pages did nothing: no process of the image uses CUDA"
-OWNER_KILLED = "the process that held the tree (the owner) was killed"
-
-
-class Departure(Protocol):
-    """In a migration: who says when the tree that stands ready here may run."""
-
-    transaction: str
-    spare: SpareOwner | None
-    """An owner that is there already."""
-
-    def frames(self, source: FrameSource, index: Index) -> FrameSource:
-        """The frames of the image, some of which may be here already."""
-
-    def ready(self) -> None:
-        """It stands ready; returns when it may run. Raises BrokenOff."""
-
-    def running(self) -> None:
-        """It runs."""
 
 
 def restore(
@@ -181,14 +148,14 @@ def _untouched(act: Callable[[], None]) -> None:
     try:
         act()
     except BrokenOff as trouble:
-        raise _nothing_touched(trouble) from None
+        raise nothing_touched(trouble) from None
 
 
 def _compare(image: Image, interruption: Interruption) -> dict[str, CapturedHere]:
     try:
         return openfiles.compare(image, interruption.check)
     except BrokenOff as trouble:
-        raise _nothing_touched(trouble) from None
+        raise nothing_touched(trouble) from None
 
 
 @dataclass
@@ -205,25 +172,23 @@ class RestoreWork:
     """On the monotonic clock, when the command began to work."""
     files_seen: Mapping[str, OpenFile | None]
     """Captured files here, from before they were compared."""
-    something_is_left: bool = False
     hooked: hooks.Hooked = field(init=False)
     """The user's commands around it."""
     root: ProcessId | None = None
     """Of the tree that was let go and is not waited for."""
-    relay: PtyRelay | None = None
-    streams: dict[int, int] = field(default_factory=dict)
-    """With --wait: our own standard streams -> the descriptors under which the owner has them."""
+    streams: OutsideStreams = field(default_factory=OutsideStreams)
     files: FilesInPlace | None = None
     """What was put back or changed on this host."""
     files_now: list[str] = field(default_factory=list)
     """What a restore that fails must say of files: what stays changed, or could not be taken back."""
     notes: list[str] = field(default_factory=list)
     packed: PackedMemory | None = None
-    lean: LeanDirectory | None = None
     departure: Departure | None = None
     spare: SpareOwner | None = None
     """An owner that is there already."""
     enclosing: enclosing.Enclosing = field(init=False)
+    bring_up: BringUp | None = None
+    """From the order to the owner on."""
 
     @property
     def request(self) -> RestoreRequest:
@@ -240,11 +205,16 @@ class RestoreWork:
         """The image's manifest."""
         return self.image.manifest
 
+    @property
+    def something_is_left(self) -> bool:
+        """Of a tree that could not be ended: its run must not be forgotten."""
+        return self.bring_up is not None and self.bring_up.something_is_left
+
     def __post_init__(self) -> None:
         root, request = self.manifest.tree.root.pid, self.request
         self.hooked = hooks.Hooked(
             *("restore", request.hooks, root, request.name, self.run, self.machine, self.interruption),
-            broken_off=_nothing_touched,
+            broken_off=nothing_touched,
             image_id=self.manifest.image_id,
             clone_id=self.run.id if request.clone else "",
         )
@@ -276,20 +246,16 @@ class RestoreWork:
             self.notes += secretplace.notes(self.source.secret_place, self.run.directory)
             self.packed = PackedMemory(self.image, self._open_frames) if is_packed(self.image) else None
             self._put_files_in_place()
-            if self.request.wait and checks.needs_terminal(self.manifest.tree):
-                self.relay = PtyRelay()
-            if self.request.wait:
-                # Copies: the owner's own descriptors 0-2 are others, and CRIU's too.
-                self.streams = {number: os.dup(number) for number in (0, 1, 2)}
-            masters = (self.relay.master,) if self.relay is not None else ()
-            with OwnerHandle(self.run, pass_fds=(*self.streams.values(), *masters), spare=self.spare) as owner:
+            self.streams.open(self.request, self.manifest)
+            with OwnerHandle(self.run, pass_fds=self.streams.pass_fds, spare=self.spare) as owner:
                 try:
-                    said = self._build(owner)
+                    self.bring_up = self._ordered(owner)
+                    said = self.bring_up.until_it_runs(owner)
                     came_up = True
                     if self.departure is not None:
                         self.departure.running()
                     self.notes += self.files.keep() if self.files is not None else []
-                    return self._watch(owner, said)
+                    return self._watch(owner, said, self.bring_up.lean)
                 finally:
                     owner.channel.close()
                     owner.reap(REAP_SECONDS)
@@ -299,10 +265,7 @@ class RestoreWork:
             came_up = came_up or error.process == "restored"
             raise
         finally:
-            for copy in self.streams.values():
-                os.close(copy)
-            if self.relay is not None:
-                self.relay.close()
+            self.streams.close()
             if self.packed is not None:
                 self.packed.close()
             if self.files is not None:
@@ -329,165 +292,36 @@ class RestoreWork:
         try:
             self.files.put(checks.file_acts(self.facts))
         except BrokenOff as trouble:
-            raise _interrupted(trouble, "all files are as before") from None
+            raise interrupted(trouble, "all files are as before") from None
 
-    def _build(self, owner: OwnerHandle) -> dict[str, Any]:
+    def _ordered(self, owner: OwnerHandle) -> BringUp:
+        """Make the directory that CRIU reads, and the order."""
         try:
-            order = self._order(owner)
+            lean, notes = restoreorder.prepare(
+                *(self.source, self.facts, self.run, self.packed, self.enclosing, owner.pid, self.interruption.check)
+            )
         except BrokenOff as trouble:
             # The owner has no order that it could break off; it ends when we do.
-            raise _nothing_touched(trouble) from None
-        try:
-            owner.give(order)
-            if self.lean is not None and self.lean.plan is not None:
-                held = hear(owner, ("held",), self.machine, self.interruption)
-                self._inject(owner, self.lean.plan, {int(number): pid for number, pid in held["pids"].items()})
-            if self.departure is not None:
-                return self._depart(owner, self.departure)
-            return hear(owner, ("restored",), self.machine, self.interruption)
-        except BrokenOff as trouble:
-            return self._abort(owner, trouble)
-        except OwnerSays as last:
-            raise self._error_from(last.message) from None
-        except (OwnerGone, PeerGone):
-            return self._repair()
-
-    def _depart(self, owner: OwnerHandle, departure: Departure) -> dict[str, Any]:
-        """Wait until the other host has given it away. From then on its owner decides, and nothing breaks it off."""
-        hear(owner, ("prepared",), self.machine, self.interruption)
-        departure.ready()
-        tell(owner, "go")
-        return hear(owner, ("restored",), self.machine)
-
-    def _inject(self, owner: OwnerHandle, plan: MemoryPlan, pids: Mapping[int, int]) -> None:
-        """Fill the held tree; where that fails the owner ends it, before an instruction of it has run."""
-        assert self.packed is not None  # noqa: S101 - there is no plan without
-        try:
-            injecting.inject(self.packed, plan, pids, self._while_memory_comes)
-        except (ImageCorrupt, RestoreFailed) as error:
-            raise self._end_held(owner, error) from None
-        tell(owner, "injected")
-
-    def _while_memory_comes(self) -> None:
-        self.interruption.check()
-        self.source.show_progress()
-
-    def _end_held(self, owner: OwnerHandle, error: GpuckptError) -> GpuckptError:
-        """The error to raise once the owner has ended the tree."""
-        with contextlib.suppress(OwnerGone):
-            tell(owner, "abort")
-        try:
-            hear(owner, ("restored",), self.machine)
-        except OwnerSays as last:
-            if last.message["say"] != "failed" or last.message["left"]:
-                return self._error_from(last.message)
-        error.message += "; nothing is left behind"
-        return error
-
-    def _abort(self, owner: OwnerHandle, trouble: BrokenOff) -> dict[str, Any]:
-        """Undo what can be undone. With --wait a signal that comes too late for that goes to the job."""
-        try:
-            tell(owner, "abort")
-            said = hear(owner, ("restored",), self.machine)
-        except OwnerSays as last:
-            if last.message.get("left") or "left" not in last.message:
-                raise self._error_from(last.message) from None
-            cause = "" if last.message.get("broken_off") else last.message["message"]
-            raise _interrupted(trouble, "nothing is left behind", cause=cause) from None
-        except OwnerGone:
-            said = self._repair()
-        if self.request.wait:
-            return said
-        root = said["tree"]["root"]["pid"]
-        raise _interrupted(trouble, f"it came too late: process {root} is restored and runs", restored=True) from None
-
-    def _order(self, owner: OwnerHandle) -> RestoreOrder:
-        manifest = self.manifest
-        self.lean = self._prepare(owner)
-        return RestoreOrder(
-            run_directory=str(self.run.directory),
-            tree=self._tree_order(),
-            criu=self.facts.host.criu.path or "",
-            images=str(self.enclosing.show(enclosing.LEAN, self.lean.path)),
-            options=self._options(),
-            handed_over_stopped=manifest.handed_over_stopped,
-            inherited=self._inherited(),
-            gpu_map=checks.resolve_map(self.request.gpu_map, manifest.host.gpu.gpus, self.facts.host.gpu.gpus)[0],
-            wait=self.request.wait,
-            terminal=self.relay.slave_path if self.relay else None,
-            master=self.relay.master if self.relay else None,
-            cgroup_name=None if self.request.wait else f"{manifest.tree.root.pid}-{self.run.id}",
-            deadline_seconds=self.interruption.left_seconds(),
-            force_program=self.request.force_program,
-            lean=self.lean.plan is not None,
-            huge_pages=self.request.huge_pages,
+            raise nothing_touched(trouble) from None
+        self.notes += notes
+        order = restoreorder.order(
+            *(self.manifest, self.facts, self.findings, self.run, lean, self.enclosing, self.streams),
+            self.interruption.left_seconds(),
             transaction=self.departure.transaction if self.departure is not None else "",
-            enclosed=self.enclosing.order(),
-            driver=self.facts.host.gpu,
+        )
+        return BringUp(
+            *(self.source, self.machine, self.interruption, self.run, self.departure, order),
+            packed=self.packed,
+            lean=lean,
+            notes=self.notes,
         )
 
-    def _tree_order(self) -> TreeOrder:
-        manifest = self.manifest
-        members = tuple(CudaMember(one.id, one.restore_tid, one.gpu_memory_bytes) for one in manifest.cuda)
-        return TreeOrder(manifest.tree.root, manifest.tree.ids, manifest.stopped, members)
-
-    def _prepare(self, owner: OwnerHandle) -> LeanDirectory:
-        """Make the directory that CRIU reads, and decide what it shall not see."""
-        plan = None
-        if self.packed is not None:
-            criu = self.image.part("criu")
-            plan, note = injecting.plan(self.packed, criu, owner.pid, plain=self.request.plain)
-            self.notes += [note] if note else []
-        return Preparation(
-            self.image,
-            self.run.directory,
-            self.packed,
-            plan,
-            self.facts.host.memory_available_bytes,
-            self._for_this_restore,
-            self.interruption.check,
-            self.enclosing.show(enclosing.IMAGE, self.image.root),
-            self.source.secret_place,
-        ).make()
-
-    def _options(self) -> CriuOptions:
-        allowed = any(finding.id == "cpu-flags" and finding.allowed for finding in self.findings)
-        return replace(self.manifest.criu, cpu_cap="none") if allowed else self.manifest.criu
-
-    def _for_this_restore(self, files_img: bytes) -> bytes:
-        """What CRIU shall find in files.img: timers that go on, and connections closed where that was decided."""
-        edited = timers.rearm(files_img)
-        if self.facts.tcp == "close":
-            # CRIU's own --tcp-close would close the connections inside the tree as well.
-            edited = criuformat.close_sockets(
-                edited, {socket.inode for socket in criuformat.outside_sockets(files_img)}
-            )
-        return ports.move(edited, self.request.ports)
-
-    def _inherited(self) -> tuple[Inherited, ...]:
-        return tuple(found for stdio in self.manifest.tree.outside_stdio if (found := self._inherit(stdio)) is not None)
-
-    def _inherit(self, stdio: Stdio) -> Inherited | None:
-        """Where an outside end goes: the given file, with --wait our own stream, for a terminal CRIU's stdin."""
-        if stdio.kind == "tty":
-            # A job that joins the owner's session gets the pty as CRIU's stdin.
-            if self.relay is None or stdio.key not in self.manifest.criu.external:
-                return None
-            return Inherited(stdio.key, self.relay.slave_path, readable=True, writable=True)
-        path = self.request.stdio.get(stdio.fd)
-        if path is not None:
-            return Inherited(stdio.key, str(path), **_access(stdio))
-        return (
-            Inherited(stdio.key, f"{INHERITED_FD}{self.streams[stdio.fd]}", **_access(stdio)) if self.streams else None
-        )
-
-    def _watch(self, owner: OwnerHandle, said: dict[str, Any]) -> Report:
+    def _watch(self, owner: OwnerHandle, said: dict[str, Any], lean: LeanDirectory) -> Report:
         """It is up. Note where it comes from, then look at it, or wait for its end."""
         tree = from_json(TreeOrder, said["tree"])
         gather.note_lineage(tree.root, self.manifest)
         self.hooked.pid = tree.root.pid
-        assert self.lean is not None  # noqa: S101 - it was made for the order
-        self.lean.remove_pages()
+        lean.remove_pages()
         self.source.let_go()
         self.notes += self.source.notes
         self.notes += said.get("notes", ())
@@ -502,8 +336,8 @@ class RestoreWork:
             "pids": [one.pid for one in tree.ids],
             "seconds": {**self.source.seconds, **said["seconds"]},
             "cgroup": said.get("cgroup"),
-            "bytes_injected": self.lean.bytes_injected,
-            "bytes_by_criu": self.lean.bytes_by_criu,
+            "bytes_injected": lean.bytes_injected,
+            "bytes_by_criu": lean.bytes_by_criu,
             "files": self.files.done if self.files is not None else [],
             "notes": self.notes,
             **self.source.report(),
@@ -521,7 +355,7 @@ class RestoreWork:
             settle.require_alive(tree.ids, max(0.0, self.request.settle_seconds - (time.monotonic() - since)))
         except BrokenOff as trouble:
             what = f"process {tree.root.pid} is restored and runs, whether it is ready is not known"
-            raise _interrupted(trouble, what, restored=True) from None
+            raise interrupted(trouble, what, restored=True) from None
         data["gpu_memory_bytes"] = settle.require_on_gpu(tree, self.machine, force_program=self.request.force_program)
         data["seconds"].setdefault("ready", time.monotonic() - since)
         return Report("restore", "ok", "restored", data, self.findings)
@@ -553,74 +387,6 @@ class RestoreWork:
             self.hooked, lambda check: self._see_ready(tree, check) if self.request.readiness.asked_for else {}
         )
         with beside:
-            status = JobWait(owner, self.relay, self.interruption).until_it_ends()
+            status = JobWait(owner, self.streams.relay, self.interruption).until_it_ends()
         data |= {**beside.data, "exit_status": status}
         return Report("restore", "ok", "ended", data, (*self.findings, *beside.findings))
-
-    def _error_from(self, message: dict[str, Any]) -> GpuckptError:
-        """The owner's last word as the error the user sees."""
-        if message["say"] == "lacks":
-            return MachineLacks(message["message"], message["hint"])
-        if message["say"] == "crashed":
-            self._repair()
-            return RestoreFailed("the process that held the tree (the owner) failed")
-        log = self.run.keep_log(Path(message["log"])) if message.get("log") else None
-        hint = "; ".join(part for part in (message["hint"], f"CRIU's log: {log}" if log else "") if part)
-        if message["left"]:
-            self.something_is_left = True
-            left = ", ".join(str(pid) for pid in message["left"])
-            return RestoreFailed(f"{message['message']}; processes {left} could not be ended", hint, process="frozen")
-        return RestoreFailed(message["message"], hint)
-
-    def _repair(self) -> dict[str, Any]:
-        """The owner is gone: a second one ends what was half built, or finds the tree whole."""
-        order = self._tree_order()
-        said = repair_with_second_owner(
-            self.run, order, self.machine, left_behind=str(self.run.directory), force_program=self.request.force_program
-        )
-        alive = runs.came_alive(self.run.directory)
-        if said is None or said["state"] == "frozen":
-            self.something_is_left = True
-            raise RestoreFailed(
-                f"{OWNER_KILLED} after the tree came alive; whether all of it runs is not known"
-                if alive
-                else f"{OWNER_KILLED}, and what it left could not be ended",
-                # In a pid namespace that pid is another's; any later restore ends what is half-built there.
-                "repeat the command" if self.request.own_pids else f"run `gpuckpt restore --tree {order.root.pid}`",
-                process="frozen",
-            )
-        if said["state"] == "gone" and alive:
-            why = f"{OWNER_KILLED}; the tree came alive and has ended since"
-            raise RestoredUnhealthy(why, "its own output says why")
-        if said["state"] == "gone" or said["duty"] != "nothing":
-            try:
-                self.interruption.check()  # what killed the owner may have been meant for all of us
-            except BrokenOff as trouble:
-                raise _interrupted(trouble, "nothing is left behind") from None
-            raise RestoreFailed(OWNER_KILLED)
-        self.notes.append("the owner was killed after the tree came alive")
-        ids = said["ids"]
-        return {"tree": {"root": ids[0], "ids": ids, "stopped": [], "cuda": []}, "seconds": {}}
-
-
-def _access(stdio: Stdio) -> dict[str, bool]:
-    """What the tree does with this end. A socket is open for both: there its descriptors' numbers tell."""
-    if stdio.kind != "socket":
-        return {"readable": not stdio.writable, "writable": stdio.writable}
-    numbers = {int(holder.rpartition(" ")[2]) for holder in stdio.holders}
-    return {"readable": 0 in numbers, "writable": numbers != {0}}
-
-
-def _nothing_touched(trouble: BrokenOff) -> GpuckptError:
-    return _interrupted(trouble, "nothing was touched")
-
-
-def _interrupted(trouble: BrokenOff, what: str, *, restored: bool = False, cause: str = "") -> GpuckptError:
-    """The error to raise; `cause`: what it was waiting for, where a deadline broke it off."""
-    process: ProcessState = "restored" if restored else "untouched"
-    if trouble.signal_number is not None:
-        return Interrupted(trouble.signal_number, f"broken off: {trouble.why}; {what}", process=process)
-    if restored:
-        return RestoredUnhealthy(f"broken off: {trouble.why}; {what}", "look at the job yourself", process=process)
-    # What a failed restore leaves is in the meaning of its status, which stands in front of this.
-    return RestoreFailed(": ".join(filter(None, ("broken off", trouble.why, cause))), "give it more time")
