@@ -1,15 +1,12 @@
-"""The words of a dump: the order to the owner, CRIU's options, and how a failure is told."""
+"""What a dump asks for: the order to the owner, and CRIU's options."""
 
 from __future__ import annotations
 
-import errno
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gpuckpt.checks.facts import address_of, outside_connections
 from gpuckpt.flows.gather import LOOPBACK
-from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.model import manifest as manifests
-from gpuckpt.model.errors import GpuckptError, Interrupted, ProcessState
 from gpuckpt.model.manifest import CriuOptions
 from gpuckpt.owner.messages import CudaMember, DumpOrder, TreeOrder
 from gpuckpt.system import criu
@@ -94,27 +91,3 @@ def _external_keys(tree: Tree) -> list[str]:
     if not tree.surroundings.session_leader_inside:
         return sockets
     return sockets + [stdio.key for stdio in tree.outside_stdio if stdio.kind == "tty"]
-
-
-def cause(message: dict[str, Any], trouble: Exception | None) -> tuple[str, str]:
-    """What to tell: main's own trouble where there was one, else the owner's words."""
-    if isinstance(trouble, GpuckptError):
-        return trouble.message, trouble.hint
-    if isinstance(trouble, OSError):
-        where = f" ({trouble.filename})" if trouble.filename else ""
-        full = "the disk is full: " if trouble.errno in (errno.ENOSPC, errno.EDQUOT) else ""
-        return (
-            f"the image could not be written: {full}{trouble.strerror}{where}",
-            "make room, or choose another directory",
-        )
-    if isinstance(trouble, BrokenOff):
-        return f"broken off: {trouble.why}", ""
-    return message.get("message", "the resume failed"), message.get("hint", "")
-
-
-def as_interrupted(trouble: Exception | None, what: str = "the tree runs on") -> GpuckptError | None:
-    """A signal as the error the user sees; None for any other trouble."""
-    if isinstance(trouble, BrokenOff) and trouble.signal_number is not None:
-        process: ProcessState = "running"
-        return Interrupted(trouble.signal_number, f"broken off: {trouble.why}; {what}", process=process)
-    return None

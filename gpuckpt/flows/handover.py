@@ -12,7 +12,7 @@ from gpuckpt import checks
 from gpuckpt.flows import attempts, capturing, carrying, workdirs
 from gpuckpt.flows.conversation import OwnerGone, OwnerSays, hear, seen_of, tell, words_for_seen
 from gpuckpt.flows.destination import Destination, beside
-from gpuckpt.flows.dump import Capture, DumpWork
+from gpuckpt.flows.dumpwork import DumpWork
 from gpuckpt.flows.farpacks import FarPacks
 from gpuckpt.flows.interruption import BrokenOff, Interruption
 from gpuckpt.flows.vigil import Vigil
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpuckpt.flows.capturing import Capturing
+    from gpuckpt.flows.composing import Capture
     from gpuckpt.flows.destination import Look
     from gpuckpt.flows.seeding import Seed
     from gpuckpt.model.errors import ProcessState

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     from gpuckpt.flows.machine import Machine
     from gpuckpt.model.facts import ProcessId
-    from gpuckpt.owner.messages import TreeOrder
+    from gpuckpt.owner.messages import Seen, TreeOrder
 
 STEP_SECONDS = 0.1
+REST_SECONDS = 5.0
 
 
 def require_alive(ids: Sequence[ProcessId], seconds: float) -> None:
@@ -87,3 +88,14 @@ def _memory_by_pid(tree: TreeOrder, machine: Machine) -> dict[int, int]:
                 process="restored",
             )
     return found
+
+
+def all_end(seen: Sequence[Seen]) -> bool:
+    """Whether all have ended, or do so now: what a dead CRIU leaves of a tree can take seconds to end too."""
+    rest = [found for one in seen if one.state != "gone" and (found := procfs.process_id(one.pid)) is not None]
+    until = time.monotonic() + REST_SECONDS
+    while any(procfs.state(one) not in procfs.ENDED for one in rest):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return bool(seen)

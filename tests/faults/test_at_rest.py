@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuckpt.flows import dump, gather
+from gpuckpt.flows import composing, gather
 from gpuckpt.images import criuformat
 from gpuckpt.model.errors import DumpFailed, ImageCorrupt
 from gpuckpt.model.facts import ProcessId
@@ -40,8 +40,8 @@ def test_a_process_that_the_image_holds_alive_has_not_ended_since(tmp_path, jobs
     root, child = (replace(sleeping.processes[0], id=ProcessId(one.pid, 1)) for one in in_image)
     tree = replace(sleeping, root=root.id, processes=(root, replace(child, exe="")))
     (tmp_path / f"mm-{root.pid}.img").touch()
-    dump.refuse_other_processes(tmp_path, tree)  # a zombie: CRIU saved no memory of it
+    composing.refuse_other_processes(tmp_path, tree)  # a zombie: CRIU saved no memory of it
     (tmp_path / f"mm-{child.pid}.img").touch()
-    dump.refuse_other_processes(tmp_path, replace(tree, processes=(root, child)))
+    composing.refuse_other_processes(tmp_path, replace(tree, processes=(root, child)))
     with pytest.raises(ImageCorrupt, match=f"changed while it was dumped .processes {child.pid}"):
-        dump.refuse_other_processes(tmp_path, tree)
+        composing.refuse_other_processes(tmp_path, tree)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from gpuckpt.flows import dump
+from gpuckpt.flows import settle
 from gpuckpt.owner.messages import Seen
 
 
@@ -14,15 +14,15 @@ def sleeping(seconds: float) -> subprocess.Popen:
 
 def test_a_rest_that_ends_a_moment_later_has_ended():
     with sleeping(1) as rest:
-        assert dump._all_end([Seen(1, "gone", ""), Seen(rest.pid, "running", "")])
+        assert settle.all_end([Seen(1, "gone", ""), Seen(rest.pid, "running", "")])
 
 
 def test_a_rest_that_runs_on_has_not(monkeypatch):
-    monkeypatch.setattr(dump, "REST_SECONDS", 0.5)
+    monkeypatch.setattr(settle, "REST_SECONDS", 0.5)
     with sleeping(60) as rest:
-        assert not dump._all_end([Seen(1, "gone", ""), Seen(rest.pid, "running", "")])
+        assert not settle.all_end([Seen(1, "gone", ""), Seen(rest.pid, "running", "")])
         rest.kill()
 
 
 def test_where_nothing_was_seen_nothing_has_ended():
-    assert not dump._all_end([])
+    assert not settle.all_end([])
