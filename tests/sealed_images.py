@@ -14,7 +14,7 @@ from gpuckpt.images.encoding import FrameCoder
 from gpuckpt.images.packs import ZERO, Frame, Index, PackWriter, digest_of, encode
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.manifest import Part
-from gpuckpt.stores import directory
+from gpuckpt.stores import directory, partialimage
 from tests.cli.cli_samples import manifest as sample_manifest
 
 SECRET = b"the secret of the job"
@@ -39,7 +39,7 @@ def make_sealed(path: Path, recipient: str, *, seed: int = 1) -> Path:
     (hidden / "packs" / "index").write_bytes(encode(index))
     for name in ("criu/inventory.img", "criu/core-42.img", "files/log"):
         (hidden / name).write_bytes(SECRET + chance.randbytes(5000))
-    partial = directory.PartialImage(path, path, -1, secret=hidden)
+    partial = partialimage.PartialImage(path, path, -1, secret=hidden)
     packs = [Part(f"packs/{pack.file}", pack.size, pack.name) for pack in index.packs]
     parts = tuple(sorted((*directory.describe_parts(hidden), *packs), key=lambda part: part.path))
     stored = sealing.seal(partial, parts, lambda: None)

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from gpuckpt.model.facts import CriuProgram
     from gpuckpt.model.requests import DumpRequest
     from gpuckpt.owner.runs import Run
-    from gpuckpt.stores.directory import Image, PartialImage
+    from gpuckpt.stores.directory import Image
+    from gpuckpt.stores.partialimage import PartialImage
 
 STREAM_SINCE = (3, 15)
 """The CRIU that first had --stream."""

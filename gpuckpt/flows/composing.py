@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from gpuckpt.model.facts import Tree
     from gpuckpt.model.report import Finding
     from gpuckpt.model.requests import DumpRequest
-    from gpuckpt.stores.directory import Image, PartialImage
+    from gpuckpt.stores.directory import Image
+    from gpuckpt.stores.partialimage import PartialImage
 
 
 @dataclass(frozen=True, slots=True)

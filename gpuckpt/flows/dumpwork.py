@@ -34,7 +34,7 @@ from gpuckpt.model.report import Event, Finding, Report
 from gpuckpt.owner import journal, runs
 from gpuckpt.owner.handle import OWNER_LOG, OwnerHandle
 from gpuckpt.owner.messages import DumpOrder, Given, PeerGone, TreeOrder
-from gpuckpt.stores import directory
+from gpuckpt.stores import partialimage
 from gpuckpt.system import signatures
 
 if TYPE_CHECKING:
@@ -50,7 +50,8 @@ if TYPE_CHECKING:
     from gpuckpt.model.requests import DumpRequest
     from gpuckpt.owner.handle import SpareOwner
     from gpuckpt.owner.runs import Run
-    from gpuckpt.stores.directory import Image, PartialImage
+    from gpuckpt.stores.directory import Image
+    from gpuckpt.stores.partialimage import PartialImage
     from gpuckpt.system.files import Placed
 
 
@@ -150,7 +151,7 @@ class DumpWork:
 
     def _create_partial(self) -> PartialImage:
         try:
-            partial, note = directory.create_partial(self.request.image)
+            partial, note = partialimage.create_partial(self.request.image)
         except OSError as error:
             why = f"{self.request.image} cannot be made: {error.strerror}"
             raise Refused(why, "make room there, or name another place for it") from None

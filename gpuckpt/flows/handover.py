@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from gpuckpt.model.facts import Tree
     from gpuckpt.model.requests import MigrateRequest, Reach
     from gpuckpt.owner.handle import OwnerHandle
-    from gpuckpt.stores.directory import PartialImage
+    from gpuckpt.stores.partialimage import PartialImage
 
 MOST_CONNECTIONS = 8
 """For packs on their way: each costs a program on both sides, and an ssh takes 400 MB/s of a core."""

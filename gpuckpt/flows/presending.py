@@ -19,7 +19,7 @@ from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import in_words
 from gpuckpt.model.migration import FILES
 from gpuckpt.model.report import Event
-from gpuckpt.stores import directory
+from gpuckpt.stores import directory, partialimage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gpuckpt.flows.machine import Machine
     from gpuckpt.model.manifest import CapturedFile
     from gpuckpt.model.requests import DumpRequest, MigrateRequest
-    from gpuckpt.stores.directory import PartialImage
+    from gpuckpt.stores.partialimage import PartialImage
 
 ROOM_FOR_THE_JOB = 2
 """A file whose copy would take more than one part in so many of what is free is sent later: the job runs on and writes,
@@ -63,7 +63,7 @@ def _save(path: Path, seen: Look, going_on: Callable[[], None]) -> int:
 
     What has its name already is somebody's: refused.
     """
-    partial, _ = directory.create_partial(path)
+    partial, _ = partialimage.create_partial(path)
     try:
         saved = []
         for number, file in enumerate(draft.large_files(seen.facts)):

@@ -41,7 +41,7 @@ from gpuckpt.model.report import Report
 from gpuckpt.model.requests import RestoreRequest
 from gpuckpt.owner import decision, runs
 from gpuckpt.owner.handle import SpareOwner
-from gpuckpt.stores import directory, frames
+from gpuckpt.stores import directory, frames, partialimage
 from gpuckpt.stores.landingwriter import partial_path
 from gpuckpt.system import limits, procfs
 from gpuckpt.system.links import LinkLost
@@ -217,7 +217,7 @@ class Receiver:
         terms = from_json(Terms, header["terms"])
         decision.forget(terms.transaction)
         if terms.directory:
-            directory.sync_below(_place(terms))
+            partialimage.sync_below(_place(terms))
         _put_away(terms)
         return {}, b""
 

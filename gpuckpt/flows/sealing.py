@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from gpuckpt.flows.secretplace import SecretPlace
     from gpuckpt.model.manifest import Manifest
-    from gpuckpt.stores.directory import PartialImage
+    from gpuckpt.stores.partialimage import PartialImage
 
 
 @dataclass(slots=True)

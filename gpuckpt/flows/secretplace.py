@@ -15,7 +15,7 @@ from pathlib import Path
 from gpuckpt.model.errors import Busy, MachineLacks
 from gpuckpt.model.records import dataclass
 from gpuckpt.owner import runs
-from gpuckpt.stores import directory
+from gpuckpt.stores import partialimage
 from gpuckpt.system.files import is_in_memory
 
 IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a directory of our own below it, with an unguessable name
@@ -73,11 +73,11 @@ def make() -> SecretPlace:
             raise MachineLacks(f"{path} cannot be made: {error.strerror}", f"see `ls -ld {IN_MEMORY}`") from None
         # Another gpuckpt may have taken it for a dead one's before it was locked: then it is gone.
         with contextlib.suppress(Busy):
-            return SecretPlace(path, directory.lock_partial(path))
+            return SecretPlace(path, partialimage.lock_partial(path))
 
 
 def _remove_dead(entry: Path) -> None:
     """Remove what a killed process of this user's has left, holding its lock."""
     with contextlib.suppress(Busy, OSError):
         if entry.lstat().st_uid == os.geteuid():
-            SecretPlace(entry, directory.lock_partial(entry)).remove()
+            SecretPlace(entry, partialimage.lock_partial(entry)).remove()

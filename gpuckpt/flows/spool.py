@@ -18,7 +18,7 @@ from gpuckpt.flows import gather
 from gpuckpt.model.errors import Busy, MachineLacks, Refused
 from gpuckpt.model.records import dataclass
 from gpuckpt.owner import runs
-from gpuckpt.stores import directory
+from gpuckpt.stores import partialimage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -75,7 +75,7 @@ def spool() -> Iterator[Spool]:
 def _make() -> Spool:
     entry = runs.make_runtime(SPOOLS) / os.urandom(4).hex()
     entry.mkdir(mode=0o700)
-    lock_fd = directory.lock_partial(entry)
+    lock_fd = partialimage.lock_partial(entry)
     path, elsewhere = entry / "data", os.environ.get("GPUCKPT_TMPDIR")
     if elsewhere:
         # The link first: whoever finds it after a crash finds what lies elsewhere by it.
@@ -101,7 +101,7 @@ def remove_dead() -> None:
 def _remove_dead(entry: Path) -> None:
     """Remove what a killed restore has left, holding its lock."""
     try:
-        lock_fd = directory.lock_partial(entry)
+        lock_fd = partialimage.lock_partial(entry)
     except Busy:
         return
     path = entry / "data"

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.errors import GpuckptError
-from gpuckpt.stores import directory
+from gpuckpt.stores import directory, partialimage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,8 +27,8 @@ def tidy(place: Path) -> None:
 def remove(path: Path, image_id: str | None = None) -> bool:
     """Remove an image, or one under work, unless somebody has it open; with `image_id` this image only."""
     try:
-        if path.name.endswith(directory.PARTIAL_SUFFIX):
-            return image_id is None and bool(directory.remove_leftover(path))
+        if path.name.endswith(partialimage.PARTIAL_SUFFIX):
+            return image_id is None and bool(partialimage.remove_leftover(path))
         return _remove_image(path, image_id)
     except (GpuckptError, OSError):
         return False

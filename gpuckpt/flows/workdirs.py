@@ -21,7 +21,7 @@ from gpuckpt.model.facts import OpenFile
 from gpuckpt.model.manifest import SET_ID
 from gpuckpt.model.migration import FILES, SEED, Link
 from gpuckpt.model.report import Finding
-from gpuckpt.stores.directory import PARTIAL_SUFFIX
+from gpuckpt.stores.partialimage import PARTIAL_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import Busy, GpuckptError, ImageCorrupt, NotFound, Refused
 from gpuckpt.model.migration import FILES, INCOMING_PLACE
-from gpuckpt.stores import directory
+from gpuckpt.stores import directory, partialimage
 from gpuckpt.stores.journal import arrived, digest_bytes, held_bytes, ranges, without
 from gpuckpt.stores.landingwriter import (
     INCOMING,
@@ -80,7 +80,7 @@ class DirectoryArrival:
         self.place = str(target)
         self.token = secrets.token_hex(16)
         self._held: dict[int, set[int]] = {}
-        self._partial: directory.PartialImage | None = None
+        self._partial: partialimage.PartialImage | None = None
         self.already = _stands_there(target, raw_manifest)
         if not self.already:
             self._begin(target)
@@ -254,7 +254,7 @@ def require_parent(target: Path) -> None:
         )
 
 
-def claim(target: Path) -> directory.PartialImage:
+def claim(target: Path) -> partialimage.PartialImage:
     """NAME.partial, ours alone: a transfer's leftover is gone on with, a killed dump's is removed."""
     path = partial_path(target)
     with contextlib.suppress(FileExistsError):
@@ -262,7 +262,7 @@ def claim(target: Path) -> directory.PartialImage:
     if path.is_symlink() or not path.is_dir():
         raise Refused(f"{path} is in the way and is no leftover of gpuckpt", "remove it")
     try:
-        partial = directory.PartialImage(target, path, directory.lock_partial(path))
+        partial = partialimage.PartialImage(target, path, partialimage.lock_partial(path))
     except Busy:
         raise Busy(f"another gpuckpt is taking in {path} right now", "wait for it to end") from None
     seen = path.stat()
@@ -297,7 +297,7 @@ def _neighbours(target: Path) -> Iterator[Path]:
     with os.scandir(target.parent) as entries:
         names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)][:MOST_NEIGHBOURS]
     for name in sorted(names, reverse=True):
-        if not name.endswith(directory.PARTIAL_SUFFIX) and (target.parent / name / manifests.NAME).is_file():
+        if not name.endswith(partialimage.PARTIAL_SUFFIX) and (target.parent / name / manifests.NAME).is_file():
             yield target.parent / name
 
 

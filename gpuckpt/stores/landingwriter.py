@@ -14,7 +14,7 @@ import blake3
 
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import ImageCorrupt, Refused
-from gpuckpt.stores import directory
+from gpuckpt.stores import directory, partialimage
 from gpuckpt.stores.journal import RECORD, digest_bytes
 from gpuckpt.stores.protocol import Piece
 
@@ -163,7 +163,7 @@ def decoded(raw: bytes) -> Manifest:
 
 def partial_path(target: Path) -> Path:
     """Where an image lies until it is whole."""
-    return target.with_name(target.name + directory.PARTIAL_SUFFIX)
+    return target.with_name(target.name + partialimage.PARTIAL_SUFFIX)
 
 
 def read_own(path: Path) -> bytes:

@@ -24,7 +24,7 @@ from gpuckpt.stores.protocol import PIECE_BYTES, count_pieces
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpuckpt.stores.directory import PartialImage
+    from gpuckpt.stores.partialimage import PartialImage
 
     Answer = tuple[dict[str, Any], bytes]
 

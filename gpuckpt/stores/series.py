@@ -27,7 +27,7 @@ from gpuckpt.model.errors import Busy, GpuckptError, MachineLacks, NotFound, Ref
 from gpuckpt.model.inspection import Copy
 from gpuckpt.model.records import dataclass
 from gpuckpt.model.series import File, Member, Space
-from gpuckpt.stores import directory, protection
+from gpuckpt.stores import directory, partialimage, protection
 from gpuckpt.stores.landingwriter import INCOMING
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def images_in(place: Path) -> list[str]:
 
 
 def _may_be_image(path: Path) -> bool:
-    if path.name.endswith(directory.PARTIAL_SUFFIX):
+    if path.name.endswith(partialimage.PARTIAL_SUFFIX):
         return False
     return series.parse(path.name) is not None or all(os.path.lexists(path / name) for name in OF_AN_IMAGE)
 
@@ -251,12 +251,12 @@ def clear_partials(place: Path, name: str) -> list[str]:
     """
     notes = []
     for one in names_in(place):
-        path, parsed = place / one, series.parse(one.removesuffix(directory.PARTIAL_SUFFIX))
-        mine = one.endswith(directory.PARTIAL_SUFFIX) and parsed is not None and parsed[0] == name
+        path, parsed = place / one, series.parse(one.removesuffix(partialimage.PARTIAL_SUFFIX))
+        mine = one.endswith(partialimage.PARTIAL_SUFFIX) and parsed is not None and parsed[0] == name
         if not mine or not _is_directory(path) or os.path.lexists(path / INCOMING):
             continue
         try:
-            notes.append(directory.remove_leftover(path))
+            notes.append(partialimage.remove_leftover(path))
         except Busy:
             continue  # one that is being made, without the series' lock
         except OSError as error:
@@ -298,7 +298,7 @@ def point_latest(place: Path, name: str, image: str) -> None:
     except OSError:
         new.unlink(missing_ok=True)
         raise
-    directory.sync(place)
+    partialimage.sync(place)
 
 
 def remove(path: Path) -> None:

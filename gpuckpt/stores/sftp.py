@@ -13,7 +13,8 @@ from gpuckpt.model import manifest as manifests
 from gpuckpt.model import series
 from gpuckpt.model.errors import ImageCorrupt, MachineLacks, NotFound
 from gpuckpt.stores import sftpcheck
-from gpuckpt.stores.directory import MAX_SIGNATURE_BYTES, PARTIAL_SUFFIX
+from gpuckpt.stores.directory import MAX_SIGNATURE_BYTES
+from gpuckpt.stores.partialimage import PARTIAL_SUFFIX
 from gpuckpt.stores.protocol import IsSeries
 from gpuckpt.stores.series import leads_elsewhere
 from gpuckpt.stores.sftparrival import SftpArrival

@@ -15,7 +15,8 @@ from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import ImageCorrupt, MachineLacks, NotFound, Refused, in_words
 from gpuckpt.stores import journal as journals
 from gpuckpt.stores import landing, sftpcheck
-from gpuckpt.stores.directory import PARTIAL_SUFFIX, sizes
+from gpuckpt.stores.directory import sizes
+from gpuckpt.stores.partialimage import PARTIAL_SUFFIX
 from gpuckpt.stores.protocol import count_pieces
 from gpuckpt.stores.sftplanes import SftpWriter
 from gpuckpt.stores.sftplock import LOCK, SftpLock

@@ -16,7 +16,7 @@ from gpuckpt.model import series
 from gpuckpt.model.errors import GpuckptError
 from gpuckpt.model.records import dataclass
 from gpuckpt.stores import protection
-from gpuckpt.stores.directory import PARTIAL_SUFFIX
+from gpuckpt.stores.partialimage import PARTIAL_SUFFIX
 from gpuckpt.stores.series import OF_AN_IMAGE, Found, describe, missing_part
 from gpuckpt.stores.sftp import SftpOffer, latest_in
 

@@ -11,7 +11,7 @@ from gpuckpt.flows.sealing import Sealing
 from gpuckpt.model.errors import MachineLacks, Refused
 from gpuckpt.model.facts import CriuProgram
 from gpuckpt.model.requests import DumpRequest
-from gpuckpt.stores import directory
+from gpuckpt.stores import directory, partialimage
 from tests.harness import gpuckpt
 from tests.sealed_images import age_key
 
@@ -41,7 +41,7 @@ def test_a_criu_that_writes_itself_gets_nothing_to_write(tmp_path):
     """Without --stream it would write the memory to the disk as it is."""
     sealing = Sealing.of((age_key(tmp_path / "identity")[1],))
     request = DumpRequest(pid=1, image=tmp_path / "image", encrypt_to=sealing.recipients)
-    partial = directory.PartialImage(tmp_path / "image", tmp_path / "image.partial", -1)
+    partial = partialimage.PartialImage(tmp_path / "image", tmp_path / "image.partial", -1)
     with pytest.raises(Refused, match="cannot be encrypted"):
         capturing.prepare(request, CriuProgram(version="3.14"), None, partial, None, [], sealing=sealing)
 

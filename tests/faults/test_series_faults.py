@@ -53,7 +53,7 @@ def dies(job, series, where: str, when: str, text: str, *options: object) -> Non
 
 
 ON_THE_WAY = {
-    "while the image is written": ("gpuckpt.stores.directory:PartialImage.write_manifest", "before", ""),
+    "while the image is written": ("gpuckpt.stores.partialimage:PartialImage.write_manifest", "before", ""),
     "before the link": ("gpuckpt.stores.series:point_latest", "before", "job"),
     "with the new link beside the old": ("pathlib:Path.replace", "before", ".latest.new"),
     "after the link": ("gpuckpt.stores.series:point_latest", "after", "job"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpuckpt.model.errors import ImageCorrupt, NotFound
-from gpuckpt.stores import directory
+from gpuckpt.stores import directory, partialimage
 from gpuckpt.stores.directory import open_image
 
 
@@ -90,7 +90,7 @@ def test_what_was_opened_is_what_is_read(tmp_path):
 
 
 def test_publishing_replaces_nothing(tmp_path):
-    partial, _ = directory.create_partial(tmp_path / "img")
+    partial, _ = partialimage.create_partial(tmp_path / "img")
     (tmp_path / "img").mkdir()
     with pytest.raises(FileExistsError):
         partial.publish(b"{}")

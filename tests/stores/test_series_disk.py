@@ -15,7 +15,7 @@ from gpuckpt.flows.pruning import Pruning
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model.errors import Busy, NotFound, Refused
 from gpuckpt.model.series import MinFree, Rules, member_name
-from gpuckpt.stores import directory
+from gpuckpt.stores import directory, partialimage
 from gpuckpt.stores import series as stored
 from tests.small_images import make_image
 
@@ -46,7 +46,7 @@ def left(place: Path) -> set[str]:
 
 def test_a_whole_image_is_described(place):
     image = members(place, 1)[0]
-    directory.sync(image)
+    partialimage.sync(image)
     found = stored.look(image)
     assert (found.damage, found.generation, found.root_pid) == ("", 2, 4242)
     assert found.program.startswith("/usr/bin/python3 -m vllm")
@@ -231,7 +231,7 @@ def test_what_killed_runs_left_is_cleared_and_nothing_else(place):
     (place / names["arriving"] / "incoming").touch()
     (place / names["link"]).symlink_to(one.name)
     (place / names["file"]).touch()
-    lock = directory.lock_partial(place / names["live"])
+    lock = partialimage.lock_partial(place / names["live"])
     notes = stored.clear_partials(place, "job")
     os.close(lock)
     assert [names["dead"] in note for note in notes] == [True]
