@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuckpt.cli import options
+from gpuckpt.cli import options, seriesoptions
 from gpuckpt.cli.asking import Asked, require_one, with_tree
 from gpuckpt.cli.completing import complete_capture, complete_image
 from gpuckpt.cli.manner import Manner
@@ -81,14 +81,17 @@ def dump(
         typer.Option(
             "--name",
             metavar="NAME",
-            parser=options.series_name,
+            parser=seriesoptions.series_name,
             help="With --into: the name of the series. Without it: the program's name (encrypted: job) and its pid.",
         ),
     ] = None,
     keep: Annotated[
         int | None,
         typer.Option(
-            "--keep", metavar="N", parser=options.number, help="With --into: the newest N images of the series stay."
+            "--keep",
+            metavar="N",
+            parser=seriesoptions.number,
+            help="With --into: the newest N images of the series stay.",
         ),
     ] = None,
     keep_within: Annotated[
@@ -96,7 +99,7 @@ def dump(
         typer.Option(
             "--keep-within",
             metavar="SPAN",
-            parser=options.span,
+            parser=seriesoptions.span,
             help="With --into: images younger than SPAN (30m, 24h, 7d) stay, beside those of --keep.",
         ),
     ] = None,
@@ -105,7 +108,7 @@ def dump(
         typer.Option(
             "--min-free",
             metavar="ROOM",
-            parser=options.room,
+            parser=seriesoptions.room,
             help="With --into: then the oldest go until ROOM (10%, 20G) is free on the disk; the newest never goes.",
         ),
     ] = None,
@@ -117,7 +120,7 @@ def dump(
         typer.Option(
             "--full-every",
             metavar="SPAN",
-            parser=options.span,
+            parser=seriesoptions.span,
             help="With --into: how old the last image that shares nothing may be (without it: 7d).",
         ),
     ] = None,
@@ -199,7 +202,7 @@ def _series(  # the options that only a series has
     return Into(
         options.absolute(into),
         name,
-        Rules(keep, keep_within, options.min_free(min_free)),
+        Rules(keep, keep_within, seriesoptions.min_free(min_free)),
         use_base=not no_base,
         full_every_seconds=FULL_EVERY_SECONDS if full_every is None else full_every,
         push=push,

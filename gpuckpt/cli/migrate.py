@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gpuckpt.cli import completing, options
+from gpuckpt.cli import completing, options, readyoptions, restoreoptions
 from gpuckpt.cli.asking import Asked, with_tree
 from gpuckpt.cli.completing import complete_capture, complete_image
 from gpuckpt.cli.manner import Manner
@@ -116,11 +116,11 @@ def migrate(
             for number, (name, path) in enumerate(streams.items())
             if path is not None
         },
-        gpu_map=options.gpu_map(gpu),
+        gpu_map=restoreoptions.gpu_map(gpu),
         pre_seed=pre_seed,
         carry_files=options.captured_files(carry_files) or ("writable",),
         hooks_there=options.hooks(pre_restore, post_restore, asked.hook_timeout),
-        readiness=options.readiness(ready_cmd, ready_http, ready_tcp, ready_timeout, None),
+        readiness=readyoptions.readiness(ready_cmd, ready_http, ready_tcp, ready_timeout, None),
     )
     manner = Manner(as_json, quiet, verbose, asked.dry_run)
     return carry_out(manner, lambda listener: _run(request, listener), "migrating")

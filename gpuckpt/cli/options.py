@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,10 +16,9 @@ from gpuckpt.cli.manner import is_terminal
 from gpuckpt.model.errors import NotFound, UsageError
 from gpuckpt.model.location import Location
 from gpuckpt.model.location import parse as parse_location
-from gpuckpt.model.series import MinFree, is_name
 
 if TYPE_CHECKING:
-    from gpuckpt.model.requests import Hooks, Reach, Readiness
+    from gpuckpt.model.requests import Hooks, Reach
 
 Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout, and events as JSON lines on stderr.")
@@ -96,48 +95,6 @@ def count(text: str) -> int:
     return int(text)
 
 
-_SPAN_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-
-
-def span(text: str) -> float:
-    """A span of time in seconds: a number and its unit, 30m, 24h, 7d."""
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)([smhdw])", text)
-    value = float(match[1]) * _SPAN_SECONDS[match[2]] if match else 0.0
-    if value <= 0:
-        raise typer.BadParameter(f"{text!r} is no span of time such as 30m, 24h or 7d.")
-    return value
-
-
-def room(text: str) -> str:
-    """How much shall be free, as it is written: a share (10%) or a size (20G)."""
-    if _room_of(text) is None:
-        raise typer.BadParameter(f"{text!r} is neither a share such as 10% nor a size such as 20G.")
-    return text
-
-
-def min_free(text: str | None) -> MinFree | None:
-    """The value of a text that `room` has let pass."""
-    return None if text is None else _room_of(text)
-
-
-def _room_of(text: str) -> MinFree | None:
-    match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)(%|[KMGT]?)", text.upper().removesuffix("IB"))
-    if match is None:
-        return None
-    value, unit = float(match[1]), match[2]
-    if unit == "%":
-        return MinFree(share=value / 100) if 0 < value < 100 else None
-    size = int(value * 1024 ** ("KMGT".find(unit) + 1 if unit else 0))
-    return MinFree(bytes=size) if size > 0 else None
-
-
-def series_name(text: str) -> str:
-    """The name of a series."""
-    if not is_name(text):
-        raise typer.BadParameter(f"{text!r} is no name: up to 100 letters, digits and . _ @ + - , no mark in front.")
-    return text
-
-
 def unit(text: str) -> str:
     """The name of a systemd unit."""
     if re.fullmatch(r"[\w@:.\\][\w@:.\\-]{0,255}", text, re.ASCII) is None:
@@ -152,13 +109,6 @@ def rate(text: str) -> float:
     if value < 1024:
         raise typer.BadParameter(f"{text!r} is no rate from 1K on, such as 50M (MiB per second).")
     return value
-
-
-def number(text: str) -> int:
-    """How many images stay."""
-    if not (text.isascii() and text.isdigit() and int(text[:9]) > 0 and len(text) < 10):
-        raise typer.BadParameter(f"{text!r} is not a number from 1 on.")
-    return int(text)
 
 
 Connections = Annotated[
@@ -212,66 +162,14 @@ def hooks(before: str | None, after: str | None, timeout_seconds: float) -> Hook
     """The user's own commands; an empty one is none, so that the command line can take back what a file says."""
     from gpuckpt.model.requests import Hooks  # noqa: PLC0415
 
-    return Hooks(before=_line(before), after=_line(after), timeout_seconds=timeout_seconds)
+    return Hooks(before=command_line(before), after=command_line(after), timeout_seconds=timeout_seconds)
 
 
-def _line(text: str | None) -> str | None:
+def command_line(text: str | None) -> str | None:
+    """A command of the user's own; an empty one is none."""
     if text is not None and "\0" in text:
         raise UsageError("a command holds a NUL character", "no program can be started with one")
     return text if text and text.strip() else None
-
-
-def readiness(
-    command: str | None, url: str | None, address: str | None, timeout_seconds: float, cold_start: float | None
-) -> Readiness:
-    """How a restored tree shows that it is ready; an empty text is none."""
-    from gpuckpt.model.requests import Readiness  # noqa: PLC0415
-
-    found = Readiness(
-        command=_line(command),
-        url=url or None,
-        address=_address(address) if address else None,
-        timeout_seconds=timeout_seconds,
-        cold_start_seconds=cold_start,
-    )
-    if cold_start is not None and not found.asked_for:
-        hint = "say when the restored tree is ready: --ready-http, --ready-tcp or --ready-cmd"
-        raise UsageError("--cold-start-seconds has nothing to compare with", hint)
-    return found
-
-
-def url(text: str) -> str:
-    """An address of http or https, without a name and password in it: reports show it."""
-    from urllib.parse import urlsplit  # noqa: PLC0415  only --ready-http needs it
-
-    if not text:
-        return text
-    try:
-        parts = urlsplit(text)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable or not text.isascii() or any(letter <= " " or letter == "\x7f" for letter in text):
-        raise typer.BadParameter(f"{text!r} is no URL such as http://127.0.0.1:8000/health.")
-    if parts.username is not None or parts.password is not None:
-        raise typer.BadParameter("a name and a password in the URL would stand in reports: use --ready-cmd.")
-    return text
-
-
-def address(text: str) -> str:
-    """HOST:PORT as text, looked at."""
-    if text:
-        _address(text)
-    return text
-
-
-def _address(text: str) -> tuple[str, int]:
-    match = re.fullmatch(
-        r"(?:\[(?P<six>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]|(?P<host>[^\s:\[\]]+)):(?P<port>[0-9]{1,5})", text
-    )
-    if match is None or not 0 < int(match["port"]) < 1 << 16:
-        raise typer.BadParameter(f"{text!r} is not HOST:PORT, such as 127.0.0.1:8000 or [::1]:8000.")
-    return match["six"] or match["host"], int(match["port"])
 
 
 def location(text: str) -> Location:
@@ -436,21 +334,6 @@ def _file_word(word: str) -> str:
     return os.path.abspath(word) if any(sign in word for sign in "*?[") else str(absolute(word))  # noqa: PTH100
 
 
-def stream_file(text: str) -> Path:
-    """The path for a restored process's stdin, stdout or stderr.
-
-    /dev/stdout means *this* process's stdout, and another process will open it; behind a pipe there is
-    no path but the link in /proc, which is therefore kept.
-    """
-    resolved = absolute(text)
-    path = Path(os.path.abspath(text))  # noqa: PTH100  the links must stay
-    if resolved.exists() or not path.exists():
-        return resolved
-    link = Path(os.readlink(path)) if path.is_symlink() else path  # noqa: PTH115  one step, as it is written
-    path = link if link.is_absolute() else path
-    return Path(os.path.realpath(path.parent)) / path.name
-
-
 def far_file(option: str, text: str) -> str:
     """A path on another host, where nobody is in a directory."""
     if not text.startswith("/") or "\0" in text:
@@ -471,53 +354,3 @@ def check_ids(values: list[str] | None) -> frozenset[str]:
         if error is not None:
             raise error
     return ids
-
-
-def isolation(values: list[str] | None) -> frozenset[Literal["pid", "net"]]:
-    """The namespaces of --isolate."""
-    words = [word.strip() for value in values or () for word in value.split(",")]
-    found: set[Literal["pid", "net"]] = set()
-    for word in words:
-        if word == "pid":
-            found.add("pid")
-        elif word == "net":
-            found.add("net")
-        else:
-            raise UsageError(f"--isolate {word!r}: there is no such namespace", "say pid, net, or pid,net")
-    return frozenset(found)
-
-
-def network(name: str | None) -> str | None:
-    """The name of a network namespace, as `ip netns` takes it."""
-    if name is not None and (not name or "/" in name or name in (".", "..") or "\0" in name):
-        raise UsageError(f"--netns {name!r}: this is no name", "say new, or a name that `ip netns list` shows")
-    return name
-
-
-def ports(values: list[str] | None) -> dict[int, int]:
-    """OLD=NEW pairs of port numbers; each stands once on either side."""
-    pairs: dict[int, int] = {}
-    for value in values or ():
-        numbers = [int(word) for word in value.split("=") if re.fullmatch(r"[0-9]{1,5}", word)]
-        if value.count("=") != 1 or len(numbers) != 2 or not all(0 < number < 1 << 16 for number in numbers):
-            raise UsageError(
-                f"--port {value}: not of the form OLD=NEW, numbers from 1 to 65535", "say --port 8000=8001"
-            )
-        old, new = numbers
-        if old in pairs or new in pairs.values():
-            raise UsageError(f"--port {value}: {old if old in pairs else new} is named twice", "name each port once")
-        pairs[old] = new
-    return pairs
-
-
-def gpu_map(values: list[str] | None) -> dict[str, str]:
-    """OLD=NEW pairs; a GPU named twice on either side makes no sense."""
-    pairs: dict[str, str] = {}
-    for value in values or ():
-        old, equals, new = (item.strip() for item in value.partition("="))
-        if not (old and equals and new):
-            raise UsageError(f"--gpu {value}: not of the form OLD=NEW", "for example --gpu 0=1")
-        if old in pairs or new in pairs.values():
-            raise UsageError(f"--gpu {value}: {old if old in pairs else new} is named twice", "name each GPU once")
-        pairs[old] = new
-    return pairs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from gpuckpt.cli import completing, options
+from gpuckpt.cli import completing, options, readyoptions, restoreoptions
 from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.reaching import TO_CARRY, Ways, with_ways
 from gpuckpt.cli.readyoptions import ColdStart, ReadyCmd, ReadyHttp, ReadyTcp, ReadyTimeout
@@ -166,9 +166,9 @@ def restore(
             image=_place(image or "", where, ways),
             reach=None if where is None else ways.reach(where.at(where.path.rstrip("/"))),
             wait=wait,
-            stdio={number: options.stream_file(path) for number, path in stdio.items()},
+            stdio={number: restoreoptions.stream_file(path) for number, path in stdio.items()},
             tcp=tcp,
-            gpu_map=options.gpu_map(gpu),
+            gpu_map=restoreoptions.gpu_map(gpu),
             dry_run=dry_run,
             allow=options.check_ids(allow),
             timeout_seconds=timeout,
@@ -179,11 +179,11 @@ def restore(
             overwrite_files=overwrite_files,
             truncate_files=truncate_files,
             hooks=options.hooks(pre_restore, post_restore, hook_timeout),
-            readiness=options.readiness(ready_cmd, ready_http, ready_tcp, ready_timeout, cold_start_seconds),
+            readiness=readyoptions.readiness(ready_cmd, ready_http, ready_tcp, ready_timeout, cold_start_seconds),
             metrics_file=None if metrics_file is None else options.absolute(metrics_file),
-            isolate=options.isolation(isolate),
-            netns=options.network(netns),
-            ports=options.ports(port),
+            isolate=restoreoptions.isolation(isolate),
+            netns=restoreoptions.network(netns),
+            ports=restoreoptions.ports(port),
             clone=clone,
             identity=None if identity is None else options.absolute(identity),
             identity_at_hand=identity is not None and not was_typed(context, "identity"),

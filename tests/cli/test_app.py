@@ -430,7 +430,7 @@ def test_real_program_with_odd_bytes_in_argv():
 
 
 def test_stdout_of_the_job_may_be_the_pipe_we_were_given():
-    code = "from gpuckpt.cli.options import stream_file; import sys; sys.stderr.write(str(stream_file('/dev/stdout')))"
+    code = "from gpuckpt.cli.restoreoptions import stream_file; import sys; sys.stderr.write(str(stream_file('/dev/stdout')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stderr.startswith("/proc/")
     assert done.stderr.endswith("/fd/1")

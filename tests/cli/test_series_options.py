@@ -5,7 +5,7 @@ import sys
 import pytest
 from cli_samples import dump_report
 
-from gpuckpt.cli import options
+from gpuckpt.cli import seriesoptions
 from gpuckpt.cli.manner import Manner
 from gpuckpt.cli.render import present, result_lines
 from gpuckpt.model.errors import Busy, DumpFailed
@@ -91,7 +91,7 @@ def test_what_makes_no_sense_is_wrong_usage(flow, gpuckpt, argv, words):
     ("text", "seconds"), [("30m", 1800), ("24h", 86400), ("7d", 604800), ("90s", 90), ("2w", 1209600), ("1.5h", 5400)]
 )
 def test_spans(text, seconds):
-    assert options.span(text) == seconds
+    assert seriesoptions.span(text) == seconds
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_spans(text, seconds):
     ],
 )
 def test_rooms(text, room):
-    assert options.min_free(options.room(text)) == room
+    assert seriesoptions.min_free(seriesoptions.room(text)) == room
 
 
 def test_a_failure_of_a_series_is_one_line_in_cron(flow, gpuckpt, tmp_path):
