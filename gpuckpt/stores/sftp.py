@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from gpuckpt.model import manifest as manifests
 from gpuckpt.model import series
 from gpuckpt.model.errors import ImageCorrupt, MachineLacks, NotFound
-from gpuckpt.stores import sftpcheck
+from gpuckpt.stores import farsums, sftpcheck
 from gpuckpt.stores.directory import MAX_SIGNATURE_BYTES
 from gpuckpt.stores.partialimage import PARTIAL_SUFFIX
 from gpuckpt.stores.protocol import IsSeries
 from gpuckpt.stores.series import leads_elsewhere
 from gpuckpt.stores.sftparrival import SftpArrival
 from gpuckpt.stores.sftplanes import SftpReader
+from gpuckpt.stores.ssh import ONLY_SFTP
 from gpuckpt.system.links import LinkLost
 from gpuckpt.system.sftp import Sftp
 from gpuckpt.system.ssh import FAILED
@@ -43,7 +44,7 @@ class SftpStore:
         self.where = caller.account.host
         self.why = why
         self.first = self._session(further=False)
-        self.without_programs: set[str] = set()
+        self.without_programs = set(farsums.PROGRAMS if why == ONLY_SFTP else ())
         """What was tried and could not be run there."""
         self.busy = threading.Lock()
         """Held while the first session carries pieces or is asked something at length."""
@@ -65,6 +66,10 @@ class SftpStore:
         """The first session while it is idle, then others. Raises LinkLost, GpuckptError."""
         if self.busy.acquire(blocking=False):
             return self.first
+        return self.another()
+
+    def another(self) -> Sftp:
+        """A session besides the first. Raises LinkLost, GpuckptError."""
         return self._session(further=True)
 
     def give_back(self, session: Sftp) -> None:

@@ -18,6 +18,7 @@ from gpuckpt.stores import landing, sftpcheck
 from gpuckpt.stores.directory import sizes
 from gpuckpt.stores.partialimage import PARTIAL_SUFFIX
 from gpuckpt.stores.protocol import count_pieces
+from gpuckpt.stores.sftpfollowing import WORTH_FOLLOWING, Following
 from gpuckpt.stores.sftplanes import SftpWriter
 from gpuckpt.stores.sftplock import LOCK, SftpLock
 from gpuckpt.system.links import LinkLost
@@ -41,6 +42,9 @@ class SftpArrival:
         self.path = target + PARTIAL_SUFFIX.encode()
         self._held: dict[int, set[int]] = {}
         self._how = "nothing"
+        self._following: Following | None = None
+        self._looked_through = False
+        """What is sent from now on is what did not fit."""
         self._lock = SftpLock(self._session, self.path, f"{store.where}:{self.place}")
         self.already = self._stands_there()
         if not self.already:
@@ -156,7 +160,7 @@ class SftpArrival:
             del wanted[name]
 
     def _require_room(self) -> None:
-        missing = sizes(self._parts) - journals.held_bytes(self._parts, self.held())
+        missing = self._missing()
         free = self._session.free_bytes(self.path)
         if free is not None and free < missing + landing.ROOM_BYTES:
             need = f"{(missing + landing.ROOM_BYTES) >> 20} MiB are needed, {free >> 20} MiB are free"
@@ -168,12 +172,21 @@ class SftpArrival:
 
     def open_writer(self) -> SftpWriter:
         """Another stream."""
-        return SftpWriter(self._store, self._store.further(), self.path, self._parts)
+        if self._following is None and not self._looked_through and self._missing() >= WORTH_FOLLOWING:
+            self._following = Following(self._store, self.path, self._parts, self._held, self._source)
+        arrived = (self._following.arrived,) if self._following is not None else ()
+        return SftpWriter(self._store, self._store.further(), self.path, self._parts, *arrived)
+
+    def _missing(self) -> int:
+        """Bytes that are not there."""
+        return sizes(self._parts) - journals.held_bytes(self._parts, self.held())
 
     def verify(self, tick: Ticker) -> Sequence[int]:
         """Every byte, by what there is; drops and returns the parts that do not fit."""
         root = self._target if self.already else self.path
-        bad, self._how = sftpcheck.Comparison(self._store, root, self._parts, tick).bad_parts(self._source)
+        comparison = sftpcheck.Comparison(self._store, root, self._parts, tick)
+        bad, self._how = comparison.bad_parts(self._source, self._following)
+        self._following, self._looked_through = None, True
         if bad and self.already:
             raise ImageCorrupt(
                 f"part {self._parts[bad[0]].path} of {self.place} is damaged there", "remove it, push again"
@@ -224,5 +237,7 @@ class SftpArrival:
 
     def close(self) -> None:
         """Let it go."""
+        if self._following is not None:
+            self._following.close()
         with contextlib.suppress(LinkLost, OSError):
             self._lock.release()

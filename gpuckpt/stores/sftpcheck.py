@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gpuckpt.model.manifest import Part
     from gpuckpt.stores.protocol import Offer, Reader, Ticker
     from gpuckpt.stores.sftp import SftpStore
+    from gpuckpt.stores.sftpfollowing import Following
     from gpuckpt.system.links import SocketLink
     from gpuckpt.system.ssh import Caller
 
@@ -37,6 +38,12 @@ SLOWEST_DISK = 8 << 20
 """Bytes per second below which a program that reads them there counts as hung: it is silent until its end."""
 WORTH_A_SESSION = 256 << 20
 MOST_SESSIONS = 4
+READ_BACK = "BLAKE3 of every byte, read back over SFTP"
+
+
+def sha256_by(program: str) -> str:
+    """By what a part was compared, in words."""
+    return f"SHA-256 of every byte, by {program} there"
 
 
 class Comparison:
@@ -47,18 +54,42 @@ class Comparison:
         self._hung = ""
         """Which program did not come to its end, in words."""
 
-    def bad_parts(self, source: Offer | None) -> tuple[list[int], str]:
-        """The parts that do not fit, and by what that was seen. Raises LinkLost."""
+    def bad_parts(self, source: Offer | None, following: Following | None = None) -> tuple[list[int], str]:
+        """The parts that do not fit, and by what that was seen. Raises LinkLost.
+
+        What `following` has compared, or is comparing, is not compared again where it fits.
+        """
         with self._store.busy:
             sized = [index for index, part in enumerate(self._parts) if self._has_size(part)]
-        fitting, how = self._compare(sized, source)
-        return sorted(set(range(len(self._parts))) - set(fitting)), how
+        theirs = following.take_no_more() if following is not None else set()
+        ours = [index for index in sized if index not in theirs]
+        fitting, how = self._compare(ours, source) if ours or not theirs else ([], "")
+        found, ways = set(fitting), [how]
+        if following is not None:
+            more, how = following.finish(self._tick)
+            found |= more.intersection(sized)
+            ways.append(how if more else "")
+            left = [index for index in sized if index in theirs - more]
+            if left:
+                fitting, how = self._compare(left, source)
+                found.update(fitting)
+                ways.append(how)
+        return sorted(set(range(len(self._parts))) - found), ", ".join(dict.fromkeys(way for way in ways if way))
 
     def _has_size(self, part: Part) -> bool:
         seen = self._store.first.look(self._root + b"/" + os.fsencode(part.path))
         return seen is not None and seen.is_file and seen.size == part.size
 
     def _compare(self, sized: Sequence[int], source: Offer | None) -> tuple[list[int], str]:
+        by_programs = self.by_programs(sized, source)
+        if by_programs is not None:
+            return by_programs
+        back = self._read_back(sized)
+        fitting = [index for index in sized if back[index] == self._parts[index].blake3]
+        return fitting, f"{READ_BACK}{self._hung}"
+
+    def by_programs(self, sized: Sequence[int], source: Offer | None) -> tuple[list[int], str] | None:
+        """Those of the parts that fit, by a program there; None where none can be run. Raises LinkLost."""
         there = self._sums(farsums.B3SUM, sized)
         if there is not None:
             return [index for index in sized if there[index] == self._parts[index].blake3], "b3sum there, every byte"
@@ -66,11 +97,8 @@ class Comparison:
             both = self._sha256_on_both_sides(program, sized, source) if source is not None else None
             if both is not None:
                 there, here = both
-                how = f"SHA-256 of every byte, by {program} there"
-                return [index for index in sized if there[index] == here[index]], how
-        back = self._read_back(sized)
-        fitting = [index for index in sized if back[index] == self._parts[index].blake3]
-        return fitting, f"BLAKE3 of every byte, read back over SFTP{self._hung}"
+                return [index for index in sized if there[index] == here[index]], sha256_by(program)
+        return None
 
     def _sums(self, program: str, wanted: Sequence[int]) -> dict[int, str] | None:
         """A digest for each part; None where the program may not or cannot run, or one of them did not end."""

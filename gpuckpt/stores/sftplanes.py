@@ -16,7 +16,7 @@ from gpuckpt.system.links import LinkLost
 from gpuckpt.system.sftp import CREATE, READ, UNDER_WAY, WRITE, Sftp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gpuckpt.model.manifest import Part
     from gpuckpt.stores.sftp import SftpStore
@@ -112,8 +112,16 @@ class SftpReader:
 class SftpWriter:
     """Writes pieces, some ahead of their confirmations, and notes those that were confirmed."""
 
-    def __init__(self, store: SftpStore, session: Sftp, root: bytes, parts: Sequence[Part]) -> None:
-        self._store, self._session, self._root, self._parts = store, session, root, parts
+    def __init__(
+        self,
+        store: SftpStore,
+        session: Sftp,
+        root: bytes,
+        parts: Sequence[Part],
+        arrived: Callable[[Piece], None] = lambda _: None,
+    ) -> None:
+        """`arrived` hears of each piece that was confirmed."""
+        self._store, self._session, self._root, self._parts, self._arrived = store, session, root, parts, arrived
         self._handles: dict[int, bytes] = {}
         self._under_way: deque[tuple[Piece, list[int]]] = deque()
         self._journal: bytes | None = None
@@ -154,6 +162,7 @@ class SftpWriter:
                 self._note(piece)
             except OSError as error:
                 raise self._why(error) from None
+            self._arrived(piece)
             found.append(piece)
         return found
 

@@ -36,6 +36,9 @@ AHEAD_BYTES = 8 << 20
 MOST_ASKED = 64
 """Small ones under way: their questions must never fill the connection, for nobody reads the answers meanwhile."""
 
+ONLY_SFTP = "This service allows sftp connections only"
+"""What OpenSSH's server says to every command where it forces internal-sftp (session.c)."""
+
 NOT_FOUND = 127
 NOT_EXECUTABLE = 126
 
@@ -92,6 +95,8 @@ class Peer:
             return NoGpuckpt(last_words(text))
         if status is None or status < 0:
             return lost
+        if ONLY_SFTP in str(lost):
+            return NoGpuckpt(ONLY_SFTP)
         return NoGpuckpt(f"`{command} serve` there ended with {status}: {last_words(text)}")
 
     def ask(

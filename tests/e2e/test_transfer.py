@@ -108,6 +108,18 @@ def test_a_line_that_breaks_is_connected_again(sshd, proxy, images, there, host)
     assert content_of(there / "big") == content_of(images / "big")
 
 
+def test_a_line_that_breaks_while_what_came_is_read_back(sshd, proxy, tmp_path, there):
+    """Its first connections carry most of it, and another one reads back what has arrived."""
+    image = make_image(tmp_path / "large", 80)
+    line, config = proxy(there.parent, sshd.bare_port, cut_after=60 * MIB)
+    config.write_text(config.read_text().replace("Host far", "Host bare"))
+    pushed = push(sshd, image, there, host="bare", config=config)
+    assert pushed.status == 0, pushed.stderr
+    assert line.cuts == 1
+    assert pushed.report["data"]["verified"] == "BLAKE3 of every byte, read back over SFTP"
+    assert content_of(there / "large") == content_of(image)
+
+
 def test_a_pull_whose_line_breaks(jobs, sshd, proxy, images, tmp_path):
     line, config = proxy(tmp_path)
     running = jobs.own(
