@@ -10,15 +10,12 @@ import json
 import os
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from gpuckpt.model.errors import Busy
 from gpuckpt.model.facts import ProcessId
 from gpuckpt.system import procfs
 from gpuckpt.system.sftp import Sftp
-
-if TYPE_CHECKING:
-    pass
 
 STALE_SECONDS = 120
 BEAT_SECONDS = 10.0
