@@ -48,14 +48,21 @@ def inspect(place: Path, request: InspectRequest, machine: Machine, interruption
         admission = Admission.of(request.allowed_signers)
         if admission is not None:
             admission.require_ready()
-        found = [stored.look(place / name, admission) for name in stored.images_in(place)]
+        found = []
+        for name in stored.images_in(place):
+            interruption.check()
+            found.append(stored.look(place / name, admission))
         if request.verify:
             machine.listener(Event("verify", "begin"))
             found = _verified(found, admission, interruption)
     except BrokenOff as trouble:
         if trouble.signal_number is None:
             raise ImageCorrupt(f"not verified: {trouble.why}") from None
-        raise Interrupted(trouble.signal_number, "broken off while verifying", process="untouched") from None
+        raise Interrupted(
+            trouble.signal_number,
+            f"broken off while {'verifying' if request.verify else 'looking'}",
+            process="untouched",
+        ) from None
     listed = listing(str(place), found, directory.latest_in(place), verified=request.verify)
     listed = replace(listed, bytes_on_disk=sum(file.bytes for file in _all_files(found).values()))
     return report(listed)

@@ -18,6 +18,7 @@ import blake3
 from gpuckpt.stores import farsums
 from gpuckpt.stores.protocol import pieces_of
 from gpuckpt.system.links import LinkLost, Silent
+from gpuckpt.system.ssh import FAILED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -53,6 +54,8 @@ class Comparison:
         self._store, self._root, self._parts, self._tick = store, root, parts, tick
         self._hung = ""
         """Which program did not come to its end, in words."""
+        self._refused = False
+        """A connection to ask by was not to be had."""
 
     def bad_parts(self, source: Offer | None, following: Following | None = None) -> tuple[list[int], str]:
         """The parts that do not fit, and by what that was seen. Raises LinkLost.
@@ -102,7 +105,7 @@ class Comparison:
 
     def _sums(self, program: str, wanted: Sequence[int]) -> dict[int, str] | None:
         """A digest for each part; None where the program may not or cannot run, or one of them did not end."""
-        if program in self._store.without_programs or self._hung:
+        if program in self._store.without_programs or self._hung or self._refused:
             return None
         found: list[str] = []
         for at in range(0, len(wanted), AT_ONCE):
@@ -113,6 +116,10 @@ class Comparison:
                 some, status = _sums_of(self._store.caller, program, names, limit, lambda: self._tick(0, 0))
             except TimeoutError:
                 self._hung = f" ({program} there did not end within {limit:.0f} s)"
+                return None
+            if some is None and status in (None, FAILED):
+                # No connection: now, while others carry the image, not for ever.
+                self._refused = True
                 return None
             if some is None:
                 # No shell's "there is no such program": nothing is run there, and each question costs a connection.
@@ -140,16 +147,18 @@ class Comparison:
     def _sha256_here(
         self, source: Offer, wanted: Sequence[int], there: Future[dict[int, str] | None]
     ) -> Iterator[tuple[int, str]]:
+        """Digests of the parts here; none for one that is not as the manifest says: both sides may have it damaged."""
         reader = source.open_reader()
         try:
             for index in wanted:
-                hasher = hashlib.sha256()
+                hasher, whole = hashlib.sha256(), blake3.blake3()
                 for _, content in reader.stream(pieces_of(index, self._parts[index])):
                     if there.done() and there.result() is None:
                         raise _NotNeeded
                     hasher.update(content)
+                    whole.update(content)
                     self._tick(0, 0)
-                yield index, hasher.hexdigest()
+                yield index, hasher.hexdigest() if whole.hexdigest() == self._parts[index].blake3 else ""
         finally:
             reader.close()
 

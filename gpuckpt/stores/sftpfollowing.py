@@ -141,8 +141,9 @@ class Following:
             self._how, self._piecewise = sha256_by(there.program), True
             while True:
                 index = self._next_part()
-                ranges = in_ranges(self._pieces(index))
-                if all(there.fit(pieces, self._source) for pieces in ranges):
+                whole = blake3.blake3()
+                same = all(there.fit(pieces, self._source, whole) for pieces in in_ranges(self._pieces(index)))
+                if same and whole.hexdigest() == self._parts[index].blake3:
                     self._fitting.add(index)
         finally:
             there.cut()
@@ -156,7 +157,10 @@ class Following:
             tick = self._tick
             found = Comparison(self._store, self._root, self._parts, tick).by_programs(some, self._source)
             if found is None:
-                self._taken = 0
+                # All are looked at again: what was found fitting by then counts no more.
+                with self._changed:
+                    self._taken = 0
+                    self._fitting.clear()
                 return False
             fitting, self._how = found
             self._fitting.update(fitting)

@@ -14,6 +14,8 @@ from gpuckpt.system.links import LinkLost, Silent
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from blake3 import blake3 as Blake3  # noqa: N812 - the class, which has a function's name
+
     from gpuckpt.model.manifest import Part
     from gpuckpt.stores.protocol import Offer, Piece
     from gpuckpt.system.ssh import Caller
@@ -45,8 +47,11 @@ class FarRanges:
             self._call.close()
             raise
 
-    def fit(self, pieces: Sequence[Piece], source: Offer) -> bool:
-        """Whether a range there, these pieces of one part, has the digest that it has in `source`."""
+    def fit(self, pieces: Sequence[Piece], source: Offer, whole: Blake3) -> bool:
+        """Whether a range there, these pieces of one part, has the digest that it has in `source`.
+
+        `whole` is given the bytes: whether they are what the manifest says, their part shows.
+        """
         path = self._root + b"/" + self._parts[pieces[0].part].path.encode("utf-8", "surrogateescape")
         if not PLAIN.fullmatch(path):
             return False
@@ -55,6 +60,7 @@ class FarRanges:
         try:
             for _, content in reader.stream(iter(pieces)):
                 hasher.update(content)
+                whole.update(content)
         finally:
             reader.close()
         [there] = farsums.digests(self._line(sum(piece.size for piece in pieces)), 1) or [""]

@@ -103,6 +103,30 @@ def test_a_part_of_which_a_piece_has_not_come_is_not_among_those_that_fit(follow
     assert damaged_only(following, store, offer, there)
 
 
+def test_a_part_that_is_damaged_on_both_sides_is_not_among_those_that_fit(store, offer, there):
+    """What is compared with is what the manifest says, not what the file here has become."""
+    parts, source = offer.manifest.parts, DirectoryStore().offer(str(there))
+    following = Following(store, bytes(there), parts, {}, source)
+    for piece in pieces(offer):
+        following.arrived(piece)
+    wait_for(lambda: all_taken(following, offer), "all parts are looked at")
+    following.take_no_more()
+    assert last_pack(offer) not in following.finish(quiet)[0]
+    for follows in (following, None):
+        assert Comparison(store, bytes(there), parts, quiet).bad_parts(source, follows)[0] == [last_pack(offer)]
+    following.close()
+    source.close()
+
+
+def test_a_host_that_takes_no_further_connection_is_asked_again_later(store, offer, there, tmp_path):
+    before = set(store.without_programs)
+    (tmp_path / "config").write_text("Host *\n HostName 127.0.0.1\n Port 1\n")
+    store.caller = Caller(Account(store.where, config=tmp_path / "config"))
+    bad, how = Comparison(store, bytes(there), offer.manifest.parts, quiet).bad_parts(offer)
+    assert (bad, how) == ([last_pack(offer)], READ_BACK)
+    assert store.without_programs == before
+
+
 def test_pieces_come_in_any_order(following, store, offer, there):
     for piece in reversed(pieces(offer)):
         following.arrived(piece)
