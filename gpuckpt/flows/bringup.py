@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpuckpt.flows import injecting
 from gpuckpt.flows.brokenoff import interrupted
-from gpuckpt.flows.conversation import OwnerGone, OwnerSays, hear, repair_with_second_owner, tell
+from gpuckpt.flows.conversation import OWNER_KILLED, OwnerGone, OwnerSays, hear, repair_with_second_owner, tell
 from gpuckpt.flows.interruption import BrokenOff
 from gpuckpt.model.errors import GpuckptError, ImageCorrupt, MachineLacks, RestoredUnhealthy, RestoreFailed
 from gpuckpt.owner import runs
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from gpuckpt.owner.handle import OwnerHandle, SpareOwner
     from gpuckpt.owner.messages import RestoreOrder
     from gpuckpt.owner.runs import Run
-
-OWNER_KILLED = "the process that held the tree (the owner) was killed"
 
 
 class Departure(Protocol):

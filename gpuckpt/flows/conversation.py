@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpuckpt.owner.runs import Run
 
 STEP_SECONDS = 0.1
+OWNER_KILLED = "the process that held the tree (the owner) was killed"
 REAP_SECONDS = 5.0
 LAST_WORDS = ("failed", "lacks", "crashed")
 

@@ -15,6 +15,7 @@ from gpuckpt import checks
 from gpuckpt.flows import capturing, composing, dumpfailures, dumporder, gather, openfiles, secretplace, settle
 from gpuckpt.flows.composing import Capture
 from gpuckpt.flows.conversation import (
+    OWNER_KILLED,
     REAP_SECONDS,
     OwnerGone,
     OwnerSays,
@@ -53,9 +54,6 @@ if TYPE_CHECKING:
     from gpuckpt.stores.directory import Image
     from gpuckpt.stores.partialimage import PartialImage
     from gpuckpt.system.files import Placed
-
-
-OWNER_KILLED = "the process that held the tree (the owner) was killed"
 
 
 @dataclass

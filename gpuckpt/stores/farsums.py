@@ -25,8 +25,10 @@ PROGRAMS = {
 }
 """The words before the names of files, which are absolute."""
 
+_OF_INPUT = " ".join(f'"{" ".join(word for word in words if word != "--")}"' for words in PROGRAMS.values())
+
 _LOOP = f"""\
-for p in "b3sum" "openssl dgst -sha256 -r" "sha256sum"; do echo | $p >/dev/null 2>&1 && break; p=; done
+for p in {_OF_INPUT}; do echo | $p >/dev/null 2>&1 && break; p=; done
 echo "${{p%% *}}"
 while read -r at count name; do
 dd if="$name" bs={PIECE_BYTES} skip="$at" count="$count" 2>/dev/null | $p || echo

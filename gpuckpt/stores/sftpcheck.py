@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import blake3
 
+from gpuckpt.model.errors import ImageCorrupt
 from gpuckpt.stores import farsums
 from gpuckpt.stores.protocol import pieces_of
 from gpuckpt.system.links import LinkLost, Silent
@@ -60,7 +61,8 @@ class Comparison:
     def bad_parts(self, source: Offer | None, following: Following | None = None) -> tuple[list[int], str]:
         """The parts that do not fit, and by what that was seen. Raises LinkLost.
 
-        What `following` has compared, or is comparing, is not compared again where it fits.
+        What `following` has compared, or is comparing, is not compared again where it fits. Raises ImageCorrupt where
+        the source itself is damaged, and that was seen.
         """
         with self._store.busy:
             sized = [index for index, part in enumerate(self._parts) if self._has_size(part)]
@@ -147,7 +149,10 @@ class Comparison:
     def _sha256_here(
         self, source: Offer, wanted: Sequence[int], there: Future[dict[int, str] | None]
     ) -> Iterator[tuple[int, str]]:
-        """Digests of the parts here; none for one that is not as the manifest says: both sides may have it damaged."""
+        """Digests of the parts here. Raises ImageCorrupt for one that is not as the manifest says.
+
+        Both sides may have it damaged; and where only this one has, the other is not to blame.
+        """
         reader = source.open_reader()
         try:
             for index in wanted:
@@ -158,7 +163,12 @@ class Comparison:
                     hasher.update(content)
                     whole.update(content)
                     self._tick(0, 0)
-                yield index, hasher.hexdigest() if whole.hexdigest() == self._parts[index].blake3 else ""
+                if whole.hexdigest() != self._parts[index].blake3:
+                    raise ImageCorrupt(
+                        f"part {self._parts[index].path} of {source.path} does not fit its manifest: damaged here",
+                        "look at it with `gpuckpt inspect --verify`, push another image",
+                    )
+                yield index, hasher.hexdigest()
         finally:
             reader.close()
 

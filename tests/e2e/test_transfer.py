@@ -410,3 +410,18 @@ def test_a_progress_line_needs_no_terminal_and_a_person_gets_one_line(sshd, imag
     assert done.stdout.startswith(f"pushed {image} to far:{there}/one, 9.1 MiB sent")
     assert done.stdout.count("\n") == 1
     assert "secrets" in done.stderr
+
+
+@pytest.mark.parametrize("megabytes", [6, 80])
+def test_an_image_that_is_damaged_here_is_not_blamed_on_a_host_that_takes_digests(sshd, tmp_path, megabytes):
+    """Whether or not it is compared while it is sent; nothing is published there."""
+    image = make_image(tmp_path / "image", megabytes)
+    pack = max((image / "packs").glob("*.zst"))
+    with pack.open("r+b") as file:
+        byte = file.read(1)
+        file.seek(0)
+        file.write(bytes([byte[0] ^ 1]))
+    answer = gpuckpt("push", image, f"far:{tmp_path}/there", "--ssh-config", sshd.config)
+    assert (answer.status, answer.report["process"]) == (60, "untouched"), answer.error
+    assert f"packs/{pack.name} of {image} does not fit its manifest: damaged here" in answer.error["message"]
+    assert not (tmp_path / "there" / "image").exists()
