@@ -29,6 +29,15 @@ def criu_or_reason() -> tuple[str | None, str]:
     return None, "no CRIU that passes `criu check` (make setup brings one)"
 
 
+def slow_criu(place: Path, verb: str, seconds: int) -> dict[str, str]:
+    """The environment for a CRIU that begins VERB only after so many seconds: a limit passes first on any machine."""
+    criu, _ = criu_or_reason()
+    program = place / "slow-criu"
+    program.write_text(f'#!/bin/sh\n[ "$1" = {verb} ] && sleep {seconds}\nexec {criu} "$@"\n')
+    program.chmod(0o755)
+    return {"GPUCKPT_CRIU": str(program)}
+
+
 @dataclass
 class Answer:
     """What one gpuckpt run said."""

@@ -93,7 +93,7 @@ def test_22_another_gpuckpt_is_at_work(job, place):
 
 
 def test_30_the_dump_fails_and_the_job_goes_on(job, place):
-    answer = gpuckpt("dump", "--tree", job.root, place / "img", "--timeout", 0.05)
+    answer = gpuckpt("dump", "--tree", job.root, place / "img", "--timeout", 0.5, env=harness.slow_criu(place, "dump", 3))
     assert (answer.status, answer.report["process"]) == (30, "running"), answer.error
     job.assert_goes_on()
 
@@ -113,7 +113,7 @@ def test_31_the_job_does_not_run(job, place):
 
 def test_40_a_restore_fails_and_leaves_nothing(job, place):
     arena.dump_and_wait(job, place / "img")
-    answer = gpuckpt("restore", place / "img", "--timeout", 0.3)
+    answer = gpuckpt("restore", place / "img", "--timeout", 0.5, env=harness.slow_criu(place, "restore", 3))
     assert (answer.status, answer.report["process"]) == (40, "untouched"), answer.error
     assert not job.alive
     arena.restore_and_wait(job, place / "img")

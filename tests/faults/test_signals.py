@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests import harness
 from tests.faults import arena
 from tests.faults.arena import SETTLE, Shot
 from tests.harness import gpuckpt
@@ -109,9 +110,10 @@ def test_a_restore_is_broken_off_while_it_prepares(place):
 
 def test_the_deadline_passes(job, place):
     """--timeout ends in the unwind too: 30, the tree runs on."""
-    answer = gpuckpt("dump", "--tree", job.root, place / "img", *SETTLE, "--timeout", 0.05)
+    slow = harness.slow_criu(place, "dump", 3)
+    answer = gpuckpt("dump", "--tree", job.root, place / "img", *SETTLE, "--timeout", 0.5, env=slow)
     assert (answer.status, answer.report["process"]) == (30, "running"), answer.error
     assert "--timeout" in answer.error["message"]
     job.assert_goes_on()
-    assert [path.name for path in place.iterdir()] == ["log"]
+    assert sorted(path.name for path in place.iterdir()) == ["log", "slow-criu"]
     assert not arena.runs_of(*job.pids)
