@@ -93,7 +93,9 @@ def test_22_another_gpuckpt_is_at_work(job, place):
 
 
 def test_30_the_dump_fails_and_the_job_goes_on(job, place):
-    answer = gpuckpt("dump", "--tree", job.root, place / "img", "--timeout", 0.5, env=harness.slow_criu(place, "dump", 3))
+    answer = gpuckpt(
+        "dump", "--tree", job.root, place / "img", "--timeout", 0.5, env=harness.slow_criu(place, "dump", 3)
+    )
     assert (answer.status, answer.report["process"]) == (30, "running"), answer.error
     job.assert_goes_on()
 
