@@ -7,7 +7,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from gpuckpt.images.encoding import FrameCoder
+from gpuckpt.images.decoding import Decoder
+from gpuckpt.images.encoding import FrameCoder, checksum_of
 from gpuckpt.images.packs import (
     FRAME_BYTES,
     ZERO,
@@ -20,6 +21,7 @@ from gpuckpt.images.packs import (
     read_index,
 )
 from gpuckpt.model import manifest as manifests
+from gpuckpt.model.errors import ImageCorrupt
 from gpuckpt.stores import directory
 
 
@@ -53,21 +55,46 @@ def _frames(raw: bytes, writer: PackWriter, coder: FrameCoder, frame_bytes: int)
             yield Frame(offset, len(part), ZERO, 0, 0, False, digest)
             continue
         stored, compressed = coder.encode(part)
-        yield Frame(offset, len(part), 0, writer.append(stored), len(stored), compressed, digest)
+        checksum = checksum_of(stored, compressed=compressed)
+        yield Frame(offset, len(part), 0, writer.append(stored), len(stored), compressed, digest, checksum)
 
 
 def flip(image: Path, share: float = 0.5) -> str:
     """Flip one bit in the frame at this share of the memory; returns the name of its pack."""
     index = read_index(image / "packs" / "index")
     frames = [frame for found in index.files.values() for frame in found if frame.pack != ZERO]
-    frame = frames[int(share * (len(frames) - 1))]
+    return _spoil(image, index, frames[int(share * (len(frames) - 1))])
+
+
+def flip_in_pack(pack: Path) -> None:
+    """Flip one bit in the middle one of the frames of a pack of an image."""
+    image = pack.parents[1]
+    index = read_index(image / "packs" / "index")
+    number = [one.file for one in index.packs].index(pack.name)
+    frames = [frame for found in index.files.values() for frame in found if frame.pack == number]
+    _spoil(image, index, frames[len(frames) // 2])
+
+
+def largest_pack(image: Path) -> Path:
+    """The one with the most bytes."""
+    return max((image / "packs").glob("*.zst"), key=lambda path: path.stat().st_size)
+
+
+def _spoil(image: Path, index: Index, frame: Frame) -> str:
+    """Flip a bit that means something: about one in a hundred of a zstd frame names the same bytes another way."""
     name = index.packs[frame.pack].file
+    decoder = Decoder(index)
     with (image / "packs" / name).open("r+b") as file:
-        file.seek(frame.at + frame.stored // 2)
-        byte = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte[0] ^ 4]))
-    return name
+        whole = os.pread(file.fileno(), frame.stored, frame.at)
+        for position in range(frame.stored // 2, frame.stored):
+            changed = bytes([whole[position] ^ 4])
+            stored = memoryview(whole[:position] + changed + whole[position + 1 :])
+            try:
+                decoder.decode(frame, stored, memoryview(bytearray(frame.raw)))
+            except ImageCorrupt:
+                os.pwrite(file.fileno(), changed, frame.at + position)
+                return name
+    raise AssertionError(f"no bit of the second half of the frame at {frame.at} means anything")
 
 
 def described(image: Path) -> dict:

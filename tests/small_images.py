@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from gpuckpt.images.encoding import FrameCoder
+from gpuckpt.images.encoding import FrameCoder, checksum_of
 from gpuckpt.images.packs import Frame, Index, PackWriter, digest_of, encode
 from gpuckpt.model import manifest as manifests
 from gpuckpt.stores import directory
@@ -50,7 +50,8 @@ def _pack(where: Path, number: int, size: int, chance: random.Random, entropy: f
         length = min(FRAME_BYTES, size - offset)
         raw = memoryview(_content(length, chance, entropy))
         stored, compressed = coder.encode(raw)
-        frames.append(Frame(offset, length, 0, writer.append(stored), len(stored), compressed, digest_of(raw)))
+        digest, checksum = digest_of(raw), checksum_of(stored, compressed=compressed)
+        frames.append(Frame(offset, length, 0, writer.append(stored), len(stored), compressed, digest, checksum))
         offset += length
     return frames, writer.finish()
 

@@ -11,7 +11,7 @@ import blake3
 
 from gpuckpt.images import streaming
 from gpuckpt.images.cuts import Cuts
-from gpuckpt.images.encoding import FrameCoder
+from gpuckpt.images.encoding import FrameCoder, checksum_of
 from gpuckpt.images.packindex import FRAME_BYTES, ZERO, Frame, PackFile
 from gpuckpt.images.packs import PackSink, digest_of, is_zero, page_aligned
 from gpuckpt.model.errors import ImageCorrupt
@@ -40,6 +40,7 @@ class Place:
     at: int
     stored: int
     compressed: bool
+    checksum: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +118,12 @@ class Worker(threading.Thread):
         if place is None:
             stored, compressed = self._coder.encode(raw)
             at = self._pack.append(stored)
-            place = Place(self._number, at, self._pack.size - at, compressed)
+            # The tag of an encrypted frame tells of every change.
+            checksum = b"" if self._digest_key else checksum_of(stored, compressed=compressed)
+            place = Place(self._number, at, self._pack.size - at, compressed, checksum)
             self._capture.known[digest] = place
             self._sync_sometimes()
-        return Frame(offset, len(raw), place.pack, place.at, place.stored, place.compressed, digest)
+        return Frame(offset, len(raw), place.pack, place.at, place.stored, place.compressed, digest, place.checksum)
 
     def _sync_sometimes(self) -> None:
         if self._pack.size - self._synced >= SYNC_BYTES:

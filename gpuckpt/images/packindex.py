@@ -2,8 +2,9 @@
 
 Binary, little endian: a header, the packs, the pages files with their frames, the windows, and a BLAKE3
 of all that. In an encrypted image (version 2, and a sealed file: images/sealing.py) the key of the frames'
-digests stands behind the header, and each pack's key behind the pack. A reader takes it all for hostile: every
-number is checked before it is used, so that what `decode` returns can be read without leaving a pack.
+digests stands behind the header, and each pack's key behind the pack. In another one (version 3; version 1 before)
+each frame has its zstd checksum beside it. A reader takes it all for hostile: every number is checked before it is
+used, so that what `decode` returns can be read without leaving a pack.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ ZERO = -1
 MAX_INDEX_BYTES = 64 << 20
 """Read whole, from files that may be hostile: enough for 5 TB of memory."""
 
-VERSION = 2
+VERSION = 3
+_PLAIN, _KEYED, _CHECKSUMS = 1, 2, 3
+"""Versions: without keys, as gpuckpt wrote it first; with keys; without keys and with checksums."""
 _MAGIC = b"GPUCKIDX"
 _HEADER = struct.Struct("<8sIIII")
 """Magic, version, number of packs, of pages files, of windows."""
@@ -45,6 +48,10 @@ _FILE = struct.Struct("<HI")
 """Length of the name, number of frames."""
 _FRAME = struct.Struct("<IiQIB32s")
 """Raw bytes, pack, place in it, stored bytes, whether compressed, BLAKE3 of the raw bytes."""
+_FRAME_CHECKSUM = struct.Struct("<IiQIB32s4s")
+"""The same, and the last bytes of its zstd frame where _KNOWN says so; else zero."""
+_RAW, _COMPRESSED, _KNOWN = 0, 1, 2
+"""How a frame is stored: as it is, compressed, compressed with its checksum beside it."""
 _WINDOW = struct.Struct("<IQQQ")
 _DIGEST_BYTES = 32
 _PAGES_NAME = re.compile(rb"pages-[0-9]{1,20}\.img")
@@ -68,6 +75,9 @@ class Frame:
     """Stored as a zstd frame; else as it is."""
     digest: bytes
     """BLAKE3 of the raw bytes, with the index's key where it has one."""
+    checksum: bytes = b""
+    """The Content_Checksum that ends its zstd frame (RFC 8878, 3.1.1), for whoever reads it: to compare that, and the
+    raw bytes with their digest, finds what zstd's own checking finds. Empty where there is none, or none is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +124,7 @@ class Index:
 
 def encode(index: Index) -> bytes:
     """The bytes of packs/index."""
-    version = VERSION if index.digest_key else 1
+    version = _KEYED if index.digest_key else _CHECKSUMS
     out = bytearray(_HEADER.pack(_MAGIC, version, len(index.packs), len(index.files), len(index.windows)))
     out += index.digest_key
     for pack in index.packs:
@@ -122,10 +132,18 @@ def encode(index: Index) -> bytes:
     for name, frames in index.files.items():
         out += _FILE.pack(len(name), len(frames)) + name.encode("ascii")
         for frame in frames:
-            out += _FRAME.pack(frame.raw, frame.pack, frame.at, frame.stored, frame.compressed, frame.digest)
+            out += _encoded(frame, version)
     for window in index.windows:
         out += _WINDOW.pack(window.pid, window.start, window.end, window.origin)
     return bytes(out) + blake3.blake3(out).digest()
+
+
+def _encoded(frame: Frame, version: int) -> bytes:
+    place = frame.raw, frame.pack, frame.at, frame.stored
+    if version == _KEYED:
+        return _FRAME.pack(*place, frame.compressed, frame.digest)
+    how = _KNOWN if frame.checksum else _COMPRESSED if frame.compressed else _RAW
+    return _FRAME_CHECKSUM.pack(*place, how, frame.digest, frame.checksum)
 
 
 def decode(raw: bytes, where: str) -> Index:
@@ -141,7 +159,7 @@ def decode(raw: bytes, where: str) -> Index:
             f"{where}: index version {version}, this gpuckpt reads up to {VERSION}", "install a newer one"
         )
     try:
-        return _Reader(body, with_keys=version > 1).index(packs, files, windows)
+        return _Reader(body, version).index(packs, files, windows)
     except (struct.error, ValueError) as error:
         raise ImageCorrupt(f"{where}: {error}", _AGAIN) from None
 
@@ -149,9 +167,10 @@ def decode(raw: bytes, where: str) -> Index:
 class _Reader:
     """Takes the body apart, front to back. Raises struct.error or ValueError for what cannot be."""
 
-    def __init__(self, body: memoryview, *, with_keys: bool) -> None:
+    def __init__(self, body: memoryview, version: int) -> None:
         self._body = body
-        self._with_keys = with_keys
+        self._with_keys = version == _KEYED
+        self._frame = _FRAME_CHECKSUM if version == _CHECKSUMS else _FRAME
         self._position = _HEADER.size
 
     def index(self, packs: int, files: int, windows: int) -> Index:
@@ -199,13 +218,14 @@ class _Reader:
         return name.decode("ascii"), count
 
     def _frames(self, count: int, packs: tuple[PackFile, ...]) -> tuple[Frame, ...]:
-        end = self._position + count * _FRAME.size
+        end = self._position + count * self._frame.size
         if end > len(self._body):
             raise ValueError("fewer frames than it says")
         frames: list[Frame] = []
         offset = 0
-        for raw, pack, at, stored, compressed, digest in _FRAME.iter_unpack(self._body[self._position : end]):
-            frame = Frame(offset, raw, pack, at, stored, bool(compressed), digest)
+        for raw, pack, at, stored, how, digest, *end_of in self._frame.iter_unpack(self._body[self._position : end]):
+            checksum = end_of[0] if end_of and how == _KNOWN else b""
+            frame = Frame(offset, raw, pack, at, stored, how != _RAW, digest, checksum)
             _refuse_impossible(frame, packs)
             frames.append(frame)
             offset += raw

@@ -38,7 +38,7 @@ class Base:
     def known(self) -> dict[bytes, Place]:
         """Its frames, by the digest of their raw bytes."""
         return {
-            frame.digest: Place(self.first + frame.pack, frame.at, frame.stored, frame.compressed)
+            frame.digest: Place(self.first + frame.pack, frame.at, frame.stored, frame.compressed, frame.checksum)
             for frames in self.index.files.values()
             for frame in frames
             if frame.pack != ZERO

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import struct
 import threading
 
 import blake3
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpuckpt.images import lean, packs
-from gpuckpt.images.encoding import FrameCoder
+from gpuckpt.images.encoding import FrameCoder, checksum_of
 from gpuckpt.images.framesource import verify_all
 from gpuckpt.images.packs import Index, PackReader, PackWriter, Window
 from gpuckpt.model.errors import ImageCorrupt, ImageTooNew
@@ -28,8 +29,13 @@ def content(kind: str, length: int, seed: int) -> bytes:
     return (b"%08d" % seed * (length // 8 + 1))[:length]
 
 
-def store(directory, files: dict[str, list[bytes]], *, levels=(-1, None, 3), order: int | None = None) -> Index:
-    """Write frames over as many packs as there are levels: in turn, or with a seed in any order into any of them."""
+def store(
+    directory, files: dict[str, list[bytes]], *, levels=(-1, None, 3), order: int | None = None, checksums: bool = True
+) -> Index:
+    """Write frames over as many packs as there are levels: in turn, or with a seed in any order into any of them.
+
+    Without `checksums` the index has none, as an older gpuckpt wrote it.
+    """
     directory.mkdir(exist_ok=True)
     writers = [PackWriter(directory, number) for number, _ in enumerate(levels)]
     coders = [FrameCoder(level) for level in levels]
@@ -50,7 +56,8 @@ def store(directory, files: dict[str, list[bytes]], *, levels=(-1, None, 3), ord
             continue
         stored, compressed = coders[who].encode(raw)
         at = writers[who].append(stored)
-        placed[name].append((offset, len(piece), who, at, len(stored), compressed, digest))
+        checksum = checksum_of(stored, compressed=compressed) if checksums else b""
+        placed[name].append((offset, len(piece), who, at, len(stored), compressed, digest, checksum))
     finished = [writer.finish() for writer in writers]
     return packs.settled({name: [packs.Frame(*entry) for entry in sorted(placed[name])] for name in placed}, finished)
 
@@ -86,10 +93,10 @@ def test_any_split_comes_back(tmp_path_factory, files, window, order):
         assert blake3.blake3((root / "packs" / pack.file).read_bytes()).hexdigest() == pack.name
 
 
-@pytest.fixture
-def image(tmp_path):
+@pytest.fixture(params=[True, False], ids=["checksums", "none"])
+def image(tmp_path, request):
     files = {"pages-1.img": [content("random", 700, 1), bytes(9000), content("text", 20000, 2)], "pages-2.img": [b"x"]}
-    index = store(tmp_path / "packs", files, levels=(-1, 1))
+    index = store(tmp_path / "packs", files, levels=(-1, 1), checksums=request.param)
     return tmp_path / "packs", index
 
 
@@ -137,6 +144,56 @@ def test_every_flipped_byte_of_a_pack_is_found(image):
     # Bits of a zstd header that mean nothing: the memory is what it was.
     assert silent <= 4
     assert not changed_is_corrupt(directory, index)
+
+
+def _as_first_written(index: Index) -> bytes:
+    """The index as version 1 had it: no keys, no checksums."""
+    out = struct.pack("<8sIIII", b"GPUCKIDX", 1, len(index.packs), len(index.files), len(index.windows))
+    out += b"".join(bytes.fromhex(pack.name) + struct.pack("<Q", pack.size) for pack in index.packs)
+    for name, frames in index.files.items():
+        out += struct.pack("<HI", len(name), len(frames)) + name.encode()
+        for one in frames:
+            out += struct.pack("<IiQIB32s", one.raw, one.pack, one.at, one.stored, one.compressed, one.digest)
+    return out + blake3.blake3(out).digest()
+
+
+def test_an_index_of_the_first_version_is_read_and_zstd_checks_its_frames(image):
+    directory, index = image
+    old = packs.decode(_as_first_written(index), "index")
+    assert not any(frame.checksum for frames in old.files.values() for frame in frames)
+    assert not changed_is_corrupt(directory, old)
+    [packed] = [frame for frame in old.files["pages-1.img"] if frame.compressed]
+    _flip_last_byte(directory, old, packed)
+    with PackReader(directory, old) as reader, pytest.raises(ImageCorrupt, match="checksum"):
+        reader.read(packed)
+
+
+def test_a_checksum_that_was_altered_is_found_where_zstd_does_not_look(tmp_path):
+    raw = content("text", 20000, 2)
+    index = store(tmp_path / "packs", {"pages-1.img": [raw]}, levels=(-1,))
+    index = packs.decode(packs.encode(index), "index")
+    [frame] = index.files["pages-1.img"]
+    assert len(frame.checksum) == 4
+    for _ in range(2):
+        with PackReader(tmp_path / "packs", index) as reader:
+            assert reader.read(frame) == raw
+    _flip_last_byte(tmp_path / "packs", index, frame)
+    with PackReader(tmp_path / "packs", index) as reader, pytest.raises(ImageCorrupt, match="checksum was altered"):
+        reader.read(frame)
+
+
+def test_an_index_keeps_frames_of_which_the_checksum_is_not_known(tmp_path):
+    """As a base of the first version gives them to a newer image."""
+    index = store(tmp_path / "packs", {"pages-1.img": [content("text", 20000, 2)]}, levels=(-1,), checksums=False)
+    assert packs.decode(packs.encode(index), "index") == index
+
+
+def _flip_last_byte(directory, index, frame):
+    with (directory / index.packs[frame.pack].file).open("r+b") as file:
+        file.seek(frame.at + frame.stored - 1)
+        last = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([last ^ 1]))
 
 
 def test_cut_swapped_missing_and_linked_packs_are_found(image):

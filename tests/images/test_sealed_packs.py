@@ -83,11 +83,11 @@ def test_a_pack_that_is_rewritten_gets_another_key(tmp_path):
         assert bytes(reader.read(joined.index.files["pages-1.img"][0])) == b"b" * 5000
 
 
-def test_the_index_keeps_the_keys_and_one_without_is_as_it_was(tmp_path):
+def test_the_index_keeps_the_keys_and_one_without_has_none(tmp_path):
     sealed, plain = pack(tmp_path / "one", [b"a" * 50]), pack(tmp_path / "two", [b"a" * 50], b"")
     assert packindex.decode(packindex.encode(sealed), "index") == sealed
     raw = packindex.encode(plain)
-    assert struct.unpack_from("<I", raw, 8) == (1,)
+    assert struct.unpack_from("<I", raw, 8) == (3,)
     assert packindex.decode(raw, "index") == plain
 
 
