@@ -27,7 +27,7 @@ def until(running, phase: str) -> None:
 
 def kill_one(two_hosts, jobs, chance: random.Random, stage: str) -> None:
     """Begin the push and kill it (-9) in a stage of it; `begin`: while it starts and connects."""
-    slow = ("--bwlimit", "3M") if stage == "transfer" else ()
+    slow = ("--bwlimit", "1M") if stage in ("begin", "transfer") else ()
     running = jobs.own(two_hosts.a.start_gpuckpt("push", "/srv/image", "b:/srv", *two_hosts.reach, *slow))
     if stage != "begin":
         until(running, stage)
@@ -39,7 +39,7 @@ def kill_one(two_hosts, jobs, chance: random.Random, stage: str) -> None:
 
 def test_a_program_goes_on_from_a_copy_whose_push_was_killed_twenty_times(two_hosts, jobs):
     a, b = two_hosts.a, two_hosts.b
-    pid = a.python("counter.py", "/srv/log", 24)
+    pid = a.python("counter.py", "/srv/log", 48)
     wait_for_count(a.outside("/srv/log"), 3)
     dumped = a.gpuckpt("dump", "--tree", pid, "/srv/image", *SETTLE)
     assert dumped.status == 0, explain(dumped)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import harness
+from tests import harness, packing
 from tests.e2e import rounds
 from tests.harness import gpuckpt
 
@@ -92,6 +92,7 @@ def test_twelve_runs_of_cron_leave_three_verified_images(work, place, job):
 def test_a_series_shares_what_did_not_change_and_is_full_now_and_then(place, job):
     first = into(place, job, "--name", "job")
     second = into(place, job, "--name", "job")
+    time.sleep(1)
     third = into(place, job, "--name", "job", "--full-every", "1s")
     fourth = into(place, job, "--name", "job", "--no-base")
     about = [one.report["data"]["series"] for one in (first, second, third, fourth)]
@@ -110,12 +111,7 @@ def test_a_series_shares_what_did_not_change_and_is_full_now_and_then(place, job
 
 
 def _flip(image: Path) -> None:
-    pack = max((image / "packs").glob("*.zst"), key=lambda path: path.stat().st_size)
-    with pack.open("r+b") as file:
-        file.seek(pack.stat().st_size // 2)
-        byte = file.read(1)
-        file.seek(-1, 1)
-        file.write(bytes([byte[0] ^ 1]))
+    packing.flip_in_pack(packing.largest_pack(image))
 
 
 def _newer(image: Path) -> None:

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests import harness
+from tests import harness, packing
 from tests.e2e import rounds
 from tests.harness import gpuckpt
 
@@ -127,12 +127,7 @@ def test_what_the_base_holds_needs_no_room(work, jobs, small_disk):
 
 
 def damage(image):
-    pack = max((image / "packs").glob("*.zst"), key=lambda path: path.stat().st_size)
-    with pack.open("r+b") as file:
-        file.seek(pack.stat().st_size // 2)
-        byte = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte[0] ^ 1]))
+    packing.flip_in_pack(packing.largest_pack(image))
 
 
 def empty(image):

@@ -60,6 +60,15 @@ def wait_for_stop(pid):
         time.sleep(0.005)
 
 
+def open_links(app) -> list[str]:
+    """What it has open; its restore thread may close a descriptor while we look."""
+    found = []
+    for link in Path(f"/proc/{app.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found.append(str(link.readlink()))
+    return found
+
+
 def test_the_restore_thread_works_while_every_other_thread_is_held(api, start_fake_cuda_app, fake_gpu):
     app = start_fake_cuda_app("--mib", "4")
     before = app.checksum()
@@ -68,7 +77,7 @@ def test_the_restore_thread_works_while_every_other_thread_is_held(api, start_fa
         counts = app.thread_counts()
         api.checkpoint(app.pid)
         assert fake_gpu.used_bytes() == 0
-        assert not [link for link in Path(f"/proc/{app.pid}/fd").iterdir() if str(link.readlink()).endswith(".mem")]
+        assert not [link for link in open_links(app) if link.endswith(".mem")]
         api.restore(app.pid, {})
         api.unlock(app.pid)
         assert app.thread_counts() == counts
@@ -89,13 +98,12 @@ def test_the_copy_is_one_private_anonymous_mapping(api, start_fake_cuda_app):
 
 def test_a_device_node_is_held_only_while_on_the_gpu(api, start_fake_cuda_app):
     app = start_fake_cuda_app("--device", "/dev/zero")
-    links = lambda: [str(link.readlink()) for link in Path(f"/proc/{app.pid}/fd").iterdir()]  # noqa: E731
-    assert "/dev/zero" in links()
+    assert "/dev/zero" in open_links(app)
     api.lock(app.pid, 5000)
     api.checkpoint(app.pid)
-    assert "/dev/zero" not in links()
+    assert "/dev/zero" not in open_links(app)
     api.restore(app.pid, {})
-    assert "/dev/zero" in links()
+    assert "/dev/zero" in open_links(app)
 
 
 def test_children(api, start_fake_cuda_app):
