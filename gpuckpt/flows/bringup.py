@@ -16,8 +16,6 @@ from gpuckpt.owner import runs
 from gpuckpt.owner.messages import PeerGone
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from gpuckpt.flows.imagesource import ImageSource
     from gpuckpt.flows.interruption import Interruption
     from gpuckpt.flows.leandir import LeanDirectory, PackedMemory
@@ -28,6 +26,10 @@ if TYPE_CHECKING:
     from gpuckpt.owner.handle import OwnerHandle, SpareOwner
     from gpuckpt.owner.messages import RestoreOrder
     from gpuckpt.owner.runs import Run
+
+
+_BY_PID = ("pids", "userfaults")
+"""What the owner's word `held` has for each pid; JSON knows no numbers as keys."""
 
 
 class Departure(Protocol):
@@ -61,6 +63,8 @@ class BringUp:
     lean: LeanDirectory
     """What CRIU reads; where it has a plan that is written into the held tree."""
     notes: list[str] = field(default_factory=list)
+    bytes_filled: int = 0
+    """Of the injected ones: those that came into fresh pages (images/filling.py)."""
     something_is_left: bool = False
     """Of the tree, and it could not be ended."""
 
@@ -70,7 +74,8 @@ class BringUp:
             owner.give(self.order)
             if self.lean.plan is not None:
                 held = hear(owner, ("held",), self.machine, self.interruption)
-                self._inject(owner, self.lean.plan, {int(number): pid for number, pid in held["pids"].items()})
+                pids, doors = ({int(number): found for number, found in held[what].items()} for what in _BY_PID)
+                self._inject(owner, self.lean.plan, injecting.Held(owner.pid, pids, doors))
             if self.departure is not None:
                 return self._depart(owner, self.departure)
             return hear(owner, ("restored",), self.machine, self.interruption)
@@ -88,11 +93,11 @@ class BringUp:
         tell(owner, "go")
         return hear(owner, ("restored",), self.machine)
 
-    def _inject(self, owner: OwnerHandle, plan: MemoryPlan, pids: Mapping[int, int]) -> None:
+    def _inject(self, owner: OwnerHandle, plan: MemoryPlan, held: injecting.Held) -> None:
         """Fill the held tree; where that fails the owner ends it, before an instruction of it has run."""
         assert self.packed is not None  # noqa: S101 - there is no plan without
         try:
-            injecting.inject(self.packed, plan, pids, self._while_memory_comes)
+            self.bytes_filled = injecting.inject(self.packed, plan, held, self._while_memory_comes)
         except (ImageCorrupt, RestoreFailed) as error:
             raise self._end_held(owner, error) from None
         tell(owner, "injected")

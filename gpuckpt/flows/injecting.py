@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuckpt.flows import leandir
-from gpuckpt.images import injection
+from gpuckpt.images import filling, injection
 from gpuckpt.images.memory import MemoryPlan
 from gpuckpt.model.errors import GpuckptError, ImageCorrupt, RestoreFailed
-from gpuckpt.system import memory_io
+from gpuckpt.system import hostsettings, memory_io
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,14 +29,40 @@ def plan(packed: PackedMemory, criu: Path, owner_pid: int, *, plain: bool) -> tu
     return (found, "") if found.bytes_injected >= leandir.WORTH_INJECTING else (None, "")
 
 
-def inject(packed: PackedMemory, what: MemoryPlan, pids: Mapping[int, int], going_on: Callable[[], None]) -> None:
-    """Write it all; `pids` are those of the dump with those that the processes have here.
+def worth_filling(plan: MemoryPlan | None, *, huge_pages: bool) -> tuple[int, ...]:
+    """The processes, by their pids of the dump, into whose memory the owner shall make a way (images/filling.py).
+
+    None where the kernel makes huge pages unasked: one of those costs less than 512 small ones.
+    """
+    if plan is None or huge_pages or hostsettings.makes_large_pages():
+        return ()
+    return filling.worth_filling(plan)
+
+
+@dataclass(frozen=True)
+class Held:
+    """The held tree, as its owner tells of it."""
+
+    owner_pid: int
+    pids: Mapping[int, int]
+    """Those of the dump, with those that the processes have here."""
+    userfaults: Mapping[int, int]
+    """Pid here -> the owner's descriptor (system/userfault.py)."""
+
+
+def inject(packed: PackedMemory, what: MemoryPlan, held: Held, going_on: Callable[[], None]) -> int:
+    """Write it all; returns how many bytes of it were filled into fresh pages.
 
     Raises ImageCorrupt, RestoreFailed, and what `going_on` raises.
     """
     try:
-        what = MemoryPlan(tuple(replace(one, pid=_here(one.pid, pids)) for one in what.processes))
-        injection.inject(what, packed.index.files, packed.reader, going_on)
+        what = MemoryPlan(tuple(replace(one, pid=_here(one.pid, held.pids)) for one in what.processes))
+        doors = filling.open_doors(what, held.owner_pid, held.userfaults)
+        try:
+            return injection.inject(what, packed.index.files, packed.reader, going_on, doors)
+        finally:
+            for door in doors.values():
+                door.close()
     except ImageCorrupt:
         raise
     except GpuckptError as lost:

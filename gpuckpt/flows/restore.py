@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from gpuckpt.flows.bringup import Departure
     from gpuckpt.flows.imagesource import ImageSource
     from gpuckpt.flows.interruption import Interruption
-    from gpuckpt.flows.leandir import LeanDirectory
     from gpuckpt.flows.machine import Machine
     from gpuckpt.flows.openfiles import FilesInPlace
     from gpuckpt.images.framesource import FrameSource
@@ -255,7 +254,7 @@ class RestoreWork:
                     if self.departure is not None:
                         self.departure.running()
                     self.notes += self.files.keep() if self.files is not None else []
-                    return self._watch(owner, said, self.bring_up.lean)
+                    return self._watch(owner, said, self.bring_up)
                 finally:
                     owner.channel.close()
                     owner.reap(REAP_SECONDS)
@@ -316,8 +315,9 @@ class RestoreWork:
             notes=self.notes,
         )
 
-    def _watch(self, owner: OwnerHandle, said: dict[str, Any], lean: LeanDirectory) -> Report:
+    def _watch(self, owner: OwnerHandle, said: dict[str, Any], bring_up: BringUp) -> Report:
         """It is up. Note where it comes from, then look at it, or wait for its end."""
+        lean = bring_up.lean
         tree = from_json(TreeOrder, said["tree"])
         gather.note_lineage(tree.root, self.manifest)
         self.hooked.pid = tree.root.pid
@@ -337,6 +337,7 @@ class RestoreWork:
             "seconds": {**self.source.seconds, **said["seconds"]},
             "cgroup": said.get("cgroup"),
             "bytes_injected": lean.bytes_injected,
+            "bytes_filled": bring_up.bytes_filled,
             "bytes_by_criu": lean.bytes_by_criu,
             "files": self.files.done if self.files is not None else [],
             "notes": self.notes,

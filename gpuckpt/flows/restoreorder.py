@@ -93,6 +93,7 @@ def order(
         deadline_seconds=left_seconds,
         force_program=request.force_program,
         lean=lean.plan is not None,
+        fill=injecting.worth_filling(lean.plan, huge_pages=request.huge_pages),
         huge_pages=request.huge_pages,
         transaction=transaction,
         enclosed=around.order(),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gpuckpt.images.filling import Filler
 from gpuckpt.images.framesource import carry_out
-from gpuckpt.system.memory_io import Writer
 
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable, Iterator, Mapping
 
+    from gpuckpt.images.filling import Door
     from gpuckpt.images.framesource import FrameSource
     from gpuckpt.images.memory import MemoryPlan, ProcessMemory
     from gpuckpt.images.packindex import Frame
@@ -25,23 +26,28 @@ def inject(
     files: Mapping[str, tuple[Frame, ...]],
     source: FrameSource,
     going_on: Callable[[], None] = lambda: None,
-) -> None:
+    doors: Mapping[int, Door] | None = None,
+) -> int:
     """Write it all. When this returns or raises, no thread writes any more.
 
+    `doors` are ways into fresh memory, by pid; they stay the caller's. Returns how many bytes went through them.
     `going_on` is called every now and then and may raise. Raises ImageCorrupt for a frame that is
     damaged, OSError where the memory cannot be written to (ProcessLookupError: the process has ended),
     and what else the source raises.
     """
-    carry_out(source, _works(plan, files), plan.bytes_injected, _writing, going_on)
+    fillers: list[Filler] = []
 
+    def acting(buffer: mmap.mmap) -> Callable[[Frame, ProcessMemory], None]:
+        filler = Filler(buffer, doors or {})
+        fillers.append(filler)
 
-def _writing(buffer: mmap.mmap) -> Callable[[Frame, ProcessMemory], None]:
-    writer = Writer(buffer)
+        def write(frame: Frame, memory: ProcessMemory) -> None:
+            filler.write(memory.pid, list(memory.split.injected.within(frame.offset, frame.raw)))
 
-    def write(frame: Frame, memory: ProcessMemory) -> None:
-        writer.write(memory.pid, list(memory.split.injected.within(frame.offset, frame.raw)))
+        return write
 
-    return write
+    carry_out(source, _works(plan, files), plan.bytes_injected, acting, going_on)
+    return sum(filler.filled for filler in fillers)
 
 
 def _works(plan: MemoryPlan, files: Mapping[str, tuple[Frame, ...]]) -> Iterator[tuple[Frame, ProcessMemory]]:

@@ -38,6 +38,9 @@ _REGULAR, _HEAP, _ANON_PRIVATE = 1 << 0, 1 << 5, 1 << 9
 _PLAIN_STATUS = _REGULAR | _HEAP | _ANON_PRIVATE
 """Any other bit (image.h in CRIU) makes a mapping special: vdso, aio ring, shadow stack, guard, uprobes …"""
 
+_HUGE_PAGES = 1 << 14
+"""MADV_HUGEPAGE."""
+
 _AGAIN = "copy the image again, or restore another one"
 
 Range = tuple[int, int]
@@ -92,6 +95,8 @@ class ProcessMemory:
     pages: str
     """Its pages file."""
     split: Split
+    small_pages: tuple[Range, ...] = ()
+    """Where injected pages go that the kernel makes one by one: rising, each within one mapping."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +226,10 @@ class _Planner:
         self._reader = reader
         self._processes = criuformat.read_process_list(directory / criuformat.PSTREE)
         self._large = {one.pid: self._anonymous(one.pid, minimum) for one in self._processes}
+        self._advised = {
+            pid: {(one.start, one.end) for one in found if one.advice & _HUGE_PAGES}
+            for pid, found in self._large.items()
+        }
         self._pagemaps: dict[int, Pagemap] = {}
         self._pages: dict[int, Pages] = {}
         self._judged: dict[tuple[int, int, Range], bool] = {}
@@ -237,10 +246,13 @@ class _Planner:
         pagemap = self._pagemap(process.pid)
         if not _is_plain(pagemap):
             return None  # a parent image, or a form of a later CRIU: CRIU knows what to do with it
-        divided = split(pagemap, subtract(candidates, self._untouchable(process)))
+        untouchable = tuple(self._untouchable(process))
+        divided = split(pagemap, subtract(candidates, untouchable))
         if not len(divided.injected):
             return None
-        return ProcessMemory(process.pid, pagemaps.pages_file(pagemap.pages_id), divided)
+        small = [one for one in candidates if one not in self._advised[process.pid]]
+        ranges = sorted(part for one in small for part in subtract([one], untouchable))
+        return ProcessMemory(process.pid, pagemaps.pages_file(pagemap.pages_id), divided, tuple(ranges))
 
     def _candidates(self, process: ImageProcess) -> list[Range]:
         """The mappings that are fit for it and not shared with the parent or a child."""

@@ -36,13 +36,15 @@ _AGAIN = "copy the image again, or restore another one"
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """One mapping of a process: [start, end), mmap's prot and flags, CRIU's status bits (image.h)."""
+    """One mapping of a process: [start, end), mmap's prot and flags, CRIU's status bits (image.h), its advice."""
 
     start: int
     end: int
     prot: int
     flags: int
     status: int
+    advice: int = 0
+    """Bit n for madvise's advice n."""
 
     @property
     def size(self) -> int:
@@ -165,10 +167,10 @@ def _chunks(message: bytes, number: int) -> Iterator[bytes]:
 
 def _mapping(body: bytes) -> Mapping:
     values = _plain_numbers(body)
-    start, end, prot, flags, status = values[1], values[2], values[5], values[6], values[7]
+    start, end, prot, flags, status, advice = values[1], values[2], values[5], values[6], values[7], values[9]
     if start % PAGE or end % PAGE or not start < end <= ADDRESS_LIMIT:
         raise wire.Malformed(f"an impossible mapping: {start:#x}-{end:#x}")
-    return Mapping(start, end, prot, flags, status)
+    return Mapping(start, end, prot, flags, status, advice)
 
 
 def decode_untouchable(raw: bytes, where: str) -> tuple[tuple[int, int], ...]:

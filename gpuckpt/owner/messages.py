@@ -143,6 +143,8 @@ class RestoreOrder:
     force_program: bool = False
     lean: bool = False
     """The images lack memory: CRIU leaves the tree stopped, we hold it and say `held`, main says `injected`."""
+    fill: tuple[int, ...] = ()
+    """Pids of the dump: while these are held we make a userfaultfd of each, for main to fill its memory."""
     huge_pages: bool = False
     """Transparent huge pages while the memory of CUDA processes is built and handed to the driver."""
     transaction: str = ""

@@ -37,11 +37,11 @@ from gpuckpt.owner.messages import Channel, PeerGone, TreeOrder
 from gpuckpt.owner.streams import Streams
 from gpuckpt.owner.suspension import HOLD_SECONDS, NoRoom, ResumeFailed, in_parallel, let_run, resume_all
 from gpuckpt.owner.unwind import MEMORY_WAIT_SECONDS, Means, remove_network_lock
-from gpuckpt.system import cgroups, criu, criu_log, namespaces, procfs, terminal
+from gpuckpt.system import cgroups, criu, criu_log, namespaces, procfs, terminal, userfault
 from gpuckpt.system.hold import Hold, HoldError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Mapping
 
     from gpuckpt.accelerators.protocol import Suspender
     from gpuckpt.model.facts import ProcessId
@@ -215,10 +215,26 @@ class RestoreWork:
         """Main writes what the memory of the held tree lacks."""
         self._clock.begin()
         self._main.send("phase", phase="inject")
-        pids = {str(number): now.pid for number, now in find(self._order.tree, self._enclosure).items()}
-        self._main.send("held", tree=to_json(tree), pids=pids)
-        self._await("injected")
+        pids = {number: now.pid for number, now in find(self._order.tree, self._enclosure).items()}
+        userfaults = self._userfaults(pids[number] for number in self._order.fill if number in pids)
+        try:
+            self._main.send("held", tree=to_json(tree), pids=_keyed(pids), userfaults=_keyed(userfaults))
+            self._await("injected")
+        finally:
+            for descriptor in userfaults.values():
+                os.close(descriptor)
         self._clock.end("inject")
+
+    def _userfaults(self, pids: Iterable[int]) -> dict[int, int]:
+        """A descriptor for the memory of each of these held processes, where there is one to be had."""
+        assert self._hold is not None  # noqa: S101 - they are held
+        found: dict[int, int] = {}
+        for pid in pids:
+            tids = self._hold.tids & set(procfs.threads(pid))
+            descriptor = userfault.of_held(self._hold, pid, min(tids)) if tids else None
+            if descriptor is not None:
+                found[pid] = descriptor
+        return found
 
     def _await(self, word: str) -> None:
         """Wait until main says this. Raises Aborted, PeerGone, Expired."""
@@ -378,6 +394,11 @@ class RestoreWork:
             self._main.send(say, **content)
         except PeerGone:
             return
+
+
+def _keyed(by_pid: Mapping[int, int]) -> dict[str, int]:
+    """As JSON can have it."""
+    return {str(pid): value for pid, value in by_pid.items()}
 
 
 def _threads_of(tree: TreeOrder) -> list[int]:

@@ -1,4 +1,4 @@
-"""Holding threads in a ptrace stop: the one home of ptrace.
+"""Holding threads in a ptrace stop: the one home of ptrace, with system/remotecalls.py.
 
 Why ptrace: between the CUDA checkpoint and the dump, and between the restore and the CUDA restore, no
 thread of the application may run an instruction, while the driver's restore thread must run. A
@@ -60,6 +60,11 @@ class Hold:
         """Seized and interrupted, not seen stopped yet."""
 
     @property
+    def options(self) -> int:
+        """The ptrace options of every held thread."""
+        return self._options
+
+    @property
     def tids(self) -> frozenset[int]:
         """The threads seen stopped."""
         return frozenset(self._held)
@@ -93,9 +98,9 @@ class Hold:
         """Seize and interrupt; False when the kernel refuses (ended meanwhile, or traced)."""
         try:
             if tid not in _unreleased:
-                _ptrace(PTRACE_SEIZE, tid, self._options)
+                ptrace(PTRACE_SEIZE, tid, self._options)
             self._seized.add(tid)
-            _ptrace(PTRACE_INTERRUPT, tid)
+            ptrace(PTRACE_INTERRUPT, tid)
         except ProcessLookupError:
             self._seized.discard(tid)
             _unreleased.discard(tid)
@@ -125,7 +130,7 @@ class Hold:
         if tid in _unreleased:
             _unreleased.discard(tid)
             with contextlib.suppress(ProcessLookupError):
-                _ptrace(PTRACE_SETOPTIONS, tid, self._options)
+                ptrace(PTRACE_SETOPTIONS, tid, self._options)
 
     def _note_stop(self, tid: int, status: int) -> None:
         if not os.WIFSTOPPED(status):
@@ -135,19 +140,23 @@ class Hold:
         event = status >> 16
         self._held[tid] = 0 if event == PTRACE_EVENT_STOP else os.WSTOPSIG(status)
 
+    def keep_signal(self, tid: int, number: int) -> None:
+        """A signal reached a held thread: it is passed on when the thread is let go."""
+        self._held[tid] = self._held[tid] or number
+
     def release(self, tids: Iterable[int]) -> None:
         """Let some threads go alone: they are stopped again at once where their process is stopped (state T)."""
         for tid in tids:
             if tid in self._held:
                 with contextlib.suppress(ProcessLookupError):
-                    _ptrace(PTRACE_DETACH, tid, self._held[tid])
+                    ptrace(PTRACE_DETACH, tid, self._held[tid])
                 del self._held[tid]
 
     def clear_exitkill(self) -> None:
         """From here on the tree survives the holder."""
         for tid in list(self._held):
             try:
-                _ptrace(PTRACE_SETOPTIONS, tid, 0)
+                ptrace(PTRACE_SETOPTIONS, tid, 0)
             except ProcessLookupError:
                 del self._held[tid]
         self._options = 0
@@ -170,7 +179,7 @@ class Hold:
                 time.sleep(POLL_SECONDS)
             if os.WIFSTOPPED(seen[1]):
                 event = seen[1] >> 16
-                _ptrace(PTRACE_DETACH, tid, 0 if event == PTRACE_EVENT_STOP else os.WSTOPSIG(seen[1]))
+                ptrace(PTRACE_DETACH, tid, 0 if event == PTRACE_EVENT_STOP else os.WSTOPSIG(seen[1]))
         except (ProcessLookupError, ChildProcessError):
             return
 
@@ -180,9 +189,9 @@ _libc.ptrace.restype = ctypes.c_long
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 
 
-def _ptrace(request: int, tid: int, data: int = 0) -> None:
+def ptrace(request: int, tid: int, data: int = 0, address: int = 0) -> None:
     """One ptrace call; raises ProcessLookupError (ended, or not stopped) or PermissionError."""
-    if _libc.ptrace(request, tid, None, ctypes.c_void_p(data)) < 0:
+    if _libc.ptrace(request, tid, ctypes.c_void_p(address), ctypes.c_void_p(data)) < 0:
         code = ctypes.get_errno()
         if code == errno.EIO:  # the kernel's answer for a task that is already exiting
             code = errno.ESRCH

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 
 from gpuckpt.model.records import dataclass
@@ -60,6 +61,16 @@ def write(setting: Setting, value: str) -> None:
 def is_enough(value: str, wanted: str) -> bool:
     """Whether a value serves as well as the wanted one: a number may be larger, a word must be the same."""
     return int(value) >= int(wanted) if value.isdigit() and wanted.isdigit() else value == wanted
+
+
+def makes_large_pages() -> bool:
+    """Whether the kernel gives any mapping pages larger than the smallest, without being asked."""
+    directory = os.path.dirname(HUGE_PAGES.path)  # noqa: PTH120
+    for path in (HUGE_PAGES.path, *glob.glob(f"{directory}/hugepages-*/enabled")):  # noqa: PTH207
+        with contextlib.suppress(OSError), open(path, encoding="utf-8") as file:  # noqa: PTH123
+            if chosen(file.read()) == "always":
+                return True
+    return False
 
 
 def pipes_are_limited() -> bool:

@@ -47,6 +47,11 @@ class Writer:
         self._local = _IovecArray()
         self._remote = _IovecArray()
 
+    @property
+    def address(self) -> int:
+        """Where the buffer begins, in our memory."""
+        return self._base
+
     def write(self, pid: int, pieces: Sequence[tuple[int, int, int]]) -> int:
         """Write each (address there, offset in the buffer, length); returns the bytes written, which are all.
 
