@@ -39,10 +39,12 @@ PROGRAMS = {
         both = mmap.mmap(-1, 20 << 20); both[:] = os.urandom(1 << 20) * 20
         memfd = os.memfd_create("x"); os.ftruncate(memfd, 1 << 24); m = mmap.mmap(memfd, 1 << 24); m[5 << 20 : 9 << 20] = os.urandom(4 << 20)
         common = bytearray(os.urandom(9 << 20))
+        said, say = os.pipe()
         if os.fork() == 0:
             own = bytearray(os.urandom(9 << 20)); common[: 1 << 20] = os.urandom(1 << 20); os.close(0)
+            os.write(say, b"x")
             while True: signal.pause()
-        time.sleep(0.5)
+        os.read(said, 1)
         """,
     "60,000 mappings": """
         libc = ctypes.CDLL(None); libc.mmap.restype = ctypes.c_void_p
@@ -134,7 +136,8 @@ def test_what_is_captured_is_what_criu_writes(start, tmp_path, kind, workers, le
         index = streamed.run(root).index
     finally:
         streamed.capture.close()
-    assert criu(root, tmp_path / "plain", tmp_path / "work").returncode == 0
+    done = criu(root, tmp_path / "plain", tmp_path / "work")
+    assert done.returncode == 0, (done, (tmp_path / "work" / "log").read_text()[-2000:])
     with packs.PackReader(tmp_path / "streamed" / "packs", index) as reader:
         lean.write(tmp_path / "streamed" / "criu", lean.pages_files(index.files, None), reader)
     plain = {path.name: path for path in (tmp_path / "plain").iterdir()}
@@ -149,7 +152,7 @@ def test_what_is_captured_is_what_criu_writes(start, tmp_path, kind, workers, le
     stored = sum(pack.size for pack in index.packs)
     if kind == "all zero" or (level is not None and kind == "half zero"):
         assert stored < index.raw_bytes() * (0.7 if "half" in kind else 0.4)
-    assert harness.state(root) == "S"
+    harness.wait_for(lambda: harness.state(root) == "S", "it goes on")
 
 
 def test_memory_that_is_there_twice_is_stored_once(start, tmp_path):
