@@ -9,8 +9,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+from gpuckpt.system import procfs
 from gpuckpt.system.memory_io import Writer
-from gpuckpt.system.userfault import Userfault, duplicate
+from gpuckpt.system.userfault import Userfault
 
 if TYPE_CHECKING:
     import mmap
@@ -83,7 +84,7 @@ def open_doors(plan: MemoryPlan, owner_pid: int, descriptors: Mapping[int, int])
     for memory in plan.processes:
         if memory.pid in descriptors:
             try:
-                userfault = Userfault(duplicate(owner_pid, descriptors[memory.pid]))
+                userfault = Userfault(procfs.duplicate(owner_pid, descriptors[memory.pid]))
             except OSError:
                 continue
             doors[memory.pid] = Door(userfault, memory.small_pages)

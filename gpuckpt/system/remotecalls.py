@@ -15,9 +15,9 @@ import os
 import platform
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpuckpt.system import procfs
 from gpuckpt.system.hold import (
     PTRACE_EVENT_STOP,
     PTRACE_INTERRUPT,
@@ -66,11 +66,11 @@ class BorrowedThread:
 
     def __init__(self, hold: Hold, pid: int, tid: int) -> None:
         """Raises CannotCall: another processor, a 32-bit or filtered thread, or no instruction to use."""
-        self._hold, self._pid, self._tid = hold, pid, tid
+        self._hold, self._tid = hold, tid
         self._own, self._own_mask = _Registers(), ctypes.c_uint64()
         if platform.machine() != "x86_64":
             raise CannotCall("registers of this processor are not known")
-        if _is_filtered(pid, tid):
+        if procfs.is_filtered(tid):
             raise CannotCall("the thread has a filter of system calls (seccomp)")
         self._instruction = _instruction_of(pid)
 
@@ -157,27 +157,10 @@ def _is_event_stop(status: int) -> bool:
     return status >> 16 == PTRACE_EVENT_STOP
 
 
-def _is_filtered(pid: int, tid: int) -> bool:
-    try:
-        lines = Path(f"/proc/{pid}/task/{tid}/status").read_bytes().splitlines()
-    except OSError as error:
-        raise CannotCall(f"its state cannot be read: {error.strerror}") from None
-    return next((line.split()[1] != b"0" for line in lines if line.startswith(b"Seccomp:")), True)
-
-
 def _instruction_of(pid: int) -> int:
     """Where a `syscall` instruction lies that the process can run: in its vDSO."""
-    try:
-        with Path(f"/proc/{pid}/maps").open("rb") as maps:
-            line = next((line for line in maps if line.rstrip().endswith(b"[vdso]")), b"")
-        start, _, end = line.partition(b" ")[0].partition(b"-")
-        first, last = int(start or b"0", 16), int(end or b"0", 16)
-        with Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
-            memory.seek(first)
-            content = memory.read(last - first) if first else b""
-    except OSError as error:
-        raise CannotCall(f"its memory cannot be read: {error.strerror}") from None
-    at = content.find(_INSTRUCTION)
+    start, code = procfs.vdso(pid)
+    at = code.find(_INSTRUCTION)
     if at < 0:
         raise CannotCall("it has no vDSO with a system call in it")
-    return first + at
+    return start + at

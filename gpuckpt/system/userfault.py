@@ -16,6 +16,7 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
+from gpuckpt.system import procfs
 from gpuckpt.system.hold import HoldError
 from gpuckpt.system.remotecalls import BorrowedThread, CannotCall
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
 _SYS_CLOSE, _SYS_USERFAULTFD = 3, 323
 """On x86-64, which is all that system/remotecalls.py knows."""
-_SYS_PIDFD_GETFD = 438
-"""The same on every architecture."""
 _USER_MODE_ONLY = 1
 """UFFD_USER_MODE_ONLY: allowed to everybody; UFFDIO_COPY needs no more."""
 
@@ -51,7 +50,6 @@ _MOST_TRIES = 1000
 """Of a page for which the kernel says EAGAIN: its mappings change, which those of a held process do not."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.syscall.restype = ctypes.c_long
 _libc.ioctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
 
 
@@ -62,7 +60,7 @@ def of_held(hold: Hold, pid: int, tid: int) -> int | None:
         with borrowed:
             theirs = borrowed.call(_SYS_USERFAULTFD, os.O_CLOEXEC | _USER_MODE_ONLY)
             try:
-                return duplicate(pid, theirs)
+                return procfs.duplicate(pid, theirs)
             finally:
                 _close_there(borrowed, theirs)
     except (CannotCall, OSError):
@@ -74,19 +72,6 @@ def _close_there(borrowed: BorrowedThread, descriptor: int) -> None:
         borrowed.call(_SYS_CLOSE, descriptor)
     except OSError as error:
         raise HoldError(f"descriptor {descriptor} could not be closed in it ({error.strerror})") from None
-
-
-def duplicate(pid: int, descriptor: int) -> int:
-    """Our own duplicate of what another process has open. Raises OSError."""
-    process = os.pidfd_open(pid)
-    try:
-        found = int(_libc.syscall(_SYS_PIDFD_GETFD, process, descriptor, 0))
-        if found < 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        return found
-    finally:
-        os.close(process)
 
 
 class Userfault:

@@ -71,7 +71,7 @@ RULES = (
     Rule(
         "C libraries are loaded by accelerators/ and by system/, for calls that Python lacks",
         attribute("ctypes.CDLL", "ctypes.cdll", "ctypes.PyDLL", "ctypes.util"),
-        ("accelerators/", "system/confinement.py", "system/syscallfilter.py", "system/files.py", "system/hold.py", "system/memory_io.py", "system/namespaces.py", "system/nsinit.py", "system/procfs/"),
+        ("accelerators/", "system/confinement.py", "system/syscallfilter.py", "system/files.py", "system/hold.py", "system/memory_io.py", "system/namespaces.py", "system/nsinit.py", "system/procfs/", "system/userfault.py"),
     ),
     Rule("netlink is spoken by system/", attribute("socket.AF_NETLINK"), ("system/",)),
     Rule(

@@ -11,6 +11,7 @@ from gpuckpt.system.procfs.cgroups import (
 from gpuckpt.system.procfs.descriptors import gpu_files, uses_io_uring
 from gpuckpt.system.procfs.elf import build_id
 from gpuckpt.system.procfs.endings import Watched
+from gpuckpt.system.procfs.held import duplicate, is_filtered, vdso
 from gpuckpt.system.procfs.host import (
     HostPieces,
     cgroup_kind,
@@ -89,12 +90,14 @@ __all__ = [
     "cpu_seconds",
     "describe_pid",
     "descriptor_path",
+    "duplicate",
     "environment_values",
     "file_here",
     "gpu_files",
     "inherited_path",
     "inside",
     "io_bytes",
+    "is_filtered",
     "is_same",
     "kernel_watches",
     "lacks_resource_capability",
@@ -127,6 +130,7 @@ __all__ = [
     "unified_cgroup_of",
     "unix_names_in_use",
     "uses_io_uring",
+    "vdso",
     "wait_gone",
     "wchan",
     "who_uses_ids",
