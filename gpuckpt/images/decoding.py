@@ -47,7 +47,10 @@ class Decoder(threading.local):
         self._clear = bytearray()
 
     def decode(self, frame: Frame, stored: memoryview, target: memoryview) -> None:
-        """Fill `target`, of the raw length, from a frame's stored bytes. Raises ImageCorrupt naming pack and frame."""
+        """Fill `target`, of the raw length, from a frame's stored bytes; these are altered where they can be.
+
+        Raises ImageCorrupt naming pack and frame.
+        """
         if self._index.packs[frame.pack].key:
             stored = self._opened(frame, stored, target)
         if frame.compressed:
@@ -90,10 +93,7 @@ class Decoder(threading.local):
                 raise self.corrupt(frame, "it is another frame than the index says")
             if frame.checksum or self._index.packs[frame.pack].key:
                 stored = self._unchecked(frame, stored)
-            with self._decompressor.stream_reader(stored, closefd=False) as reader:
-                done = 0
-                while done < frame.raw and (count := reader.readinto(target[done:])):
-                    done += count
+            done = self._unpacked(stored, target)
         except zstandard.ZstdError as error:
             raise self.corrupt(frame, str(error)) from None
         if done != frame.raw:
@@ -111,6 +111,14 @@ class Decoder(threading.local):
             stored = memoryview(bytearray(stored))
         stored[_DESCRIPTOR] &= ~_HAS_CHECKSUM
         return stored[:-CHECKSUM_BYTES]
+
+    def _unpacked(self, stored: memoryview, target: memoryview) -> int:
+        """How many bytes came, at most the target's. Raises zstandard.ZstdError."""
+        done = 0
+        with self._decompressor.stream_reader(stored, closefd=False) as reader:
+            while done < len(target) and (count := reader.readinto(target[done:])):
+                done += count
+        return done
 
     def corrupt(self, frame: Frame, why: str) -> ImageCorrupt:
         """The failure of a frame that is not what the index says."""

@@ -6,6 +6,7 @@ lies in long runs, and for mappings of which the kernel makes small pages.
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
@@ -106,6 +107,7 @@ class Filler:
         if door is None:
             self._writer.write(pid, pieces)
             return
+        self._writer.require_inside(pieces)
         others: list[Piece] = []
         for part, is_fresh in (found for piece in pieces for found in door.parted(piece)):
             if is_fresh:
@@ -116,12 +118,24 @@ class Filler:
             self._writer.write(pid, others)
 
     def _fill(self, pid: int, door: Door, piece: Piece) -> None:
-        """Fill the pages that are not there, and write to those that are."""
+        """Fill the pages that are not there, and write to those that are: more at once, the more they are in a row."""
         address, offset, length = piece
+        there = PAGE
         while length:
             done = door.copy(address, self._writer.address + offset, length)
             self.filled += done
             if done < length:
-                self._writer.write(pid, [(address + done, offset + done, PAGE)])
-                done += PAGE
+                there = min(PAGE if done else there, length - done)
+                done += self._write_to_those_there(pid, (address + done, offset + done, there))
+                there *= 2
             address, offset, length = address + done, offset + done, length - done
+
+    def _write_to_those_there(self, pid: int, piece: Piece) -> int:
+        """Write to pages of which the first is there; to that one alone where others are not. Returns the bytes."""
+        address, offset, length = piece
+        try:
+            return self._writer.write(pid, [piece])
+        except OSError as error:
+            if error.errno != errno.EFAULT or length == PAGE:
+                raise
+        return self._writer.write(pid, [(address, offset, PAGE)])

@@ -38,8 +38,8 @@ _REGULAR, _HEAP, _ANON_PRIVATE = 1 << 0, 1 << 5, 1 << 9
 _PLAIN_STATUS = _REGULAR | _HEAP | _ANON_PRIVATE
 """Any other bit (image.h in CRIU) makes a mapping special: vdso, aio ring, shadow stack, guard, uprobes …"""
 
-_HUGE_PAGES = 1 << 14
-"""MADV_HUGEPAGE."""
+_HUGE_PAGES, _LOCKED = 1 << 14, 0x2000
+"""MADV_HUGEPAGE in the advice, MAP_LOCKED in the flags."""
 
 _AGAIN = "copy the image again, or restore another one"
 
@@ -96,7 +96,7 @@ class ProcessMemory:
     """Its pages file."""
     split: Split
     small_pages: tuple[Range, ...] = ()
-    """Where injected pages go that the kernel makes one by one: rising, each within one mapping."""
+    """Mappings of pages that the kernel makes one by one, and not before they are wanted: rising, whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +226,11 @@ class _Planner:
         self._reader = reader
         self._processes = criuformat.read_process_list(directory / criuformat.PSTREE)
         self._large = {one.pid: self._anonymous(one.pid, minimum) for one in self._processes}
-        self._advised = {
-            pid: {(one.start, one.end) for one in found if one.advice & _HUGE_PAGES}
+        self._otherwise = {
+            pid: {(one.start, one.end) for one in found if one.advice & _HUGE_PAGES or one.flags & _LOCKED}
             for pid, found in self._large.items()
         }
+        """Mappings of huge pages, and those whose pages are all there at once."""
         self._pagemaps: dict[int, Pagemap] = {}
         self._pages: dict[int, Pages] = {}
         self._judged: dict[tuple[int, int, Range], bool] = {}
@@ -246,13 +247,14 @@ class _Planner:
         pagemap = self._pagemap(process.pid)
         if not _is_plain(pagemap):
             return None  # a parent image, or a form of a later CRIU: CRIU knows what to do with it
-        untouchable = tuple(self._untouchable(process))
-        divided = split(pagemap, subtract(candidates, untouchable))
+        divided = split(pagemap, subtract(candidates, self._untouchable(process)))
         if not len(divided.injected):
             return None
-        small = [one for one in candidates if one not in self._advised[process.pid]]
-        ranges = sorted(part for one in small for part in subtract([one], untouchable))
-        return ProcessMemory(process.pid, pagemaps.pages_file(pagemap.pages_id), divided, tuple(ranges))
+        pages = pagemaps.pages_file(pagemap.pages_id)
+        fresh: list[Range] = []
+        if all(frame.raw % PAGE == 0 for frame in self._frames[pages]):  # as we write them: only pages can be filled
+            fresh = sorted(set(candidates) - self._otherwise[process.pid])
+        return ProcessMemory(process.pid, pages, divided, tuple(fresh))
 
     def _candidates(self, process: ImageProcess) -> list[Range]:
         """The mappings that are fit for it and not shared with the parent or a child."""

@@ -34,7 +34,7 @@ ZERO = -1
 """The pack of a frame that is all zero: nothing is stored of it."""
 
 MAX_INDEX_BYTES = 64 << 20
-"""Read whole, from files that may be hostile: enough for 5 TB of memory."""
+"""Read whole, from files that may be hostile: enough for 4 TB of memory."""
 
 VERSION = 3
 _PLAIN, _KEYED, _CHECKSUMS = 1, 2, 3
@@ -154,6 +154,8 @@ def decode(raw: bytes, where: str) -> Index:
     if blake3.blake3(body).digest() != digest:
         raise ImageCorrupt(f"{where}: cut or damaged, its digest does not fit", _AGAIN)
     _, version, packs, files, windows = _HEADER.unpack_from(body)
+    if version < _PLAIN:
+        raise ImageCorrupt(f"{where}: index version {version}", _AGAIN)
     if version > VERSION:
         raise ImageTooNew(
             f"{where}: index version {version}, this gpuckpt reads up to {VERSION}", "install a newer one"
@@ -224,7 +226,7 @@ class _Reader:
         frames: list[Frame] = []
         offset = 0
         for raw, pack, at, stored, how, digest, *end_of in self._frame.iter_unpack(self._body[self._position : end]):
-            checksum = end_of[0] if end_of and how == _KNOWN else b""
+            checksum = _checksum_of(how, *end_of)
             frame = Frame(offset, raw, pack, at, stored, how != _RAW, digest, checksum)
             _refuse_impossible(frame, packs)
             frames.append(frame)
@@ -234,6 +236,15 @@ class _Reader:
 
     def _window(self) -> Window:
         return Window(*self._take(_WINDOW))
+
+
+def _checksum_of(how: int, last_bytes: bytes | None = None) -> bytes:
+    """The checksum in a frame's entry, of which an older version has none. Raises ValueError."""
+    if how == _KNOWN and last_bytes is not None:
+        return last_bytes
+    if how not in (_RAW, _COMPRESSED) or any(last_bytes or b""):
+        raise ValueError("a frame stored in an unknown way")
+    return b""
 
 
 def _refuse_impossible(frame: Frame, packs: tuple[PackFile, ...]) -> None:

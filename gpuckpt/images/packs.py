@@ -262,7 +262,7 @@ class PackReader:
         """A read from a file ends by itself."""
 
     def stored(self, frame: Frame, buffer: mmap.mmap | None = None) -> memoryview:
-        """The bytes of a frame as they lie in the pack, not verified. Valid until this thread's next call."""
+        """The bytes of a frame as they lie in the pack, not verified, until this thread's next call, also of `read`."""
         target = self._tools.stored(frame.stored) if buffer is None else memoryview(buffer)[: frame.stored]
         self._fill(frame, target)
         return target

@@ -16,6 +16,7 @@ In a pid namespace its process 1 ends all of it in place of 1 to 5: owner/enclos
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -216,16 +217,14 @@ class RestoreWork:
         self._clock.begin()
         self._main.send("phase", phase="inject")
         pids = {number: now.pid for number, now in find(self._order.tree, self._enclosure).items()}
-        userfaults = self._userfaults(pids[number] for number in self._order.fill if number in pids)
-        try:
+        with contextlib.ExitStack() as meanwhile:
+            to_fill = (pids[number] for number in self._order.fill if number in pids)
+            userfaults = self._userfaults(to_fill, meanwhile)
             self._main.send("held", tree=to_json(tree), pids=_keyed(pids), userfaults=_keyed(userfaults))
             self._await("injected")
-        finally:
-            for descriptor in userfaults.values():
-                os.close(descriptor)
         self._clock.end("inject")
 
-    def _userfaults(self, pids: Iterable[int]) -> dict[int, int]:
+    def _userfaults(self, pids: Iterable[int], meanwhile: contextlib.ExitStack) -> dict[int, int]:
         """A descriptor for the memory of each of these held processes, where there is one to be had."""
         assert self._hold is not None  # noqa: S101 - they are held
         found: dict[int, int] = {}
@@ -233,6 +232,7 @@ class RestoreWork:
             tids = self._hold.tids & set(procfs.threads(pid))
             descriptor = userfault.of_held(self._hold, pid, min(tids)) if tids else None
             if descriptor is not None:
+                meanwhile.callback(os.close, descriptor)
                 found[pid] = descriptor
         return found
 

@@ -140,9 +140,16 @@ class Hold:
         event = status >> 16
         self._held[tid] = 0 if event == PTRACE_EVENT_STOP else os.WSTOPSIG(status)
 
-    def keep_signal(self, tid: int, number: int) -> None:
-        """A signal reached a held thread: it is passed on when the thread is let go."""
-        self._held[tid] = self._held[tid] or number
+    def keeps_signal(self, tid: int) -> bool:
+        """Whether a signal waits to be passed on to a held thread; from another stop than this one it cannot be."""
+        return bool(self._held.get(tid))
+
+    def lose(self, tid: int) -> None:
+        """A held thread was let run a little, and did not stop again when it should."""
+        del self._held[tid]
+        self._seized.add(tid)
+        with contextlib.suppress(ProcessLookupError):
+            ptrace(PTRACE_INTERRUPT, tid)
 
     def release(self, tids: Iterable[int]) -> None:
         """Let some threads go alone: they are stopped again at once where their process is stopped (state T)."""

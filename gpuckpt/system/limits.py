@@ -8,7 +8,7 @@ import resource
 from gpuckpt.model.errors import MachineLacks
 
 DESCRIPTORS = 256
-"""A dump with 16 workers has some 80 open, a restore one more for each pack."""
+"""A dump with 16 workers has some 80 open, a restore one more for each pack and each process that it fills."""
 
 PLENTY = 1 << 16
 """For images with the packs of many bases. A hard limit may be infinite, which the kernel takes from nobody."""

@@ -58,9 +58,13 @@ class Writer:
         Raises ProcessLookupError when the process has ended, OSError (EFAULT: no writable memory there,
         EPERM: not allowed, ENOSYS: the kernel cannot).
         """
+        self.require_inside(pieces)
+        return sum(self._write(pid, pieces[first : first + IOV_MAX]) for first in range(0, len(pieces), IOV_MAX))
+
+    def require_inside(self, pieces: Sequence[tuple[int, int, int]]) -> None:
+        """Raises ValueError for pieces that are not all of the buffer's."""
         if any(offset < 0 or length < 0 or offset + length > self._size for _, offset, length in pieces):
             raise ValueError("a piece outside of the buffer")
-        return sum(self._write(pid, pieces[first : first + IOV_MAX]) for first in range(0, len(pieces), IOV_MAX))
 
     def _write(self, pid: int, pieces: Sequence[tuple[int, int, int]]) -> int:
         for number, (address, offset, length) in enumerate(pieces):

@@ -4,12 +4,15 @@ Its registers are set so that it stands at a `syscall` instruction (the vDSO has
 call and again up to its end (PTRACE_SYSCALL stops it at both), and then gets its registers back. None of its own
 instructions runs, and none of its memory is touched. Its signals are blocked meanwhile: they wait as they did.
 
-Sources: ptrace(2), syscall(2); struct user_regs_struct is in asm/user_64.h. CRIU moves threads out of restartable
-sequences before it saves them, so the excursion of the instruction pointer ends none.
+For a half-built tree: a thread that gets lost on the way has registers that are not its own, and must be ended; and
+CRIU moves threads out of restartable sequences before it saves them, so that none is ended by the excursion.
+
+Sources: ptrace(2), syscall(2); struct user_regs_struct is in asm/user_64.h, ptrace_sud_config in linux/ptrace.h.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
     from gpuckpt.system.hold import Hold
 
 _CONT, _GETREGS, _SETREGS, _SYSCALL = 7, 12, 13, 24
-_GETSIGMASK, _SETSIGMASK = 0x420A, 0x420B
+_GETSIGMASK, _SETSIGMASK, _GET_DISPATCH = 0x420A, 0x420B, 0x4211
 _TRACESYSGOOD = 1
 _SYSCALL_STOP = signal.SIGTRAP | 0x80
 _SIGSET_BYTES = 8
@@ -42,8 +45,8 @@ _USER_CODE_64 = 0x33
 """The code segment of a thread in 64-bit mode."""
 _MOST_STOPS = 16
 """Of other kinds, on the way to a call's beginning or end."""
-CALL_SECONDS = 5.0
-"""None of the calls made here waits."""
+CALL_SECONDS = 10.0
+"""None of the calls made here waits; but the thread needs a processor, as for the hold."""
 _POLL_SECONDS = 0.00005
 
 _REGISTERS = (
@@ -65,13 +68,15 @@ class BorrowedThread:
     """A held thread, for as long as the context lasts. From the OS thread that holds it only."""
 
     def __init__(self, hold: Hold, pid: int, tid: int) -> None:
-        """Raises CannotCall: another processor, a 32-bit or filtered thread, or no instruction to use."""
-        self._hold, self._tid = hold, tid
+        """Raises CannotCall: another processor, a thread that handles its calls itself, or no instruction to use."""
+        self._hold, self._tid, self._is_lost = hold, tid, False
         self._own, self._own_mask = _Registers(), ctypes.c_uint64()
         if platform.machine() != "x86_64":
             raise CannotCall("registers of this processor are not known")
         if procfs.is_filtered(tid):
             raise CannotCall("the thread has a filter of system calls (seccomp)")
+        if hold.keeps_signal(tid):
+            raise CannotCall("a signal is on its way to the thread")
         self._instruction = _instruction_of(pid)
 
     def __enter__(self) -> BorrowedThread:  # noqa: PYI034 - typing.Self comes with 3.11
@@ -81,6 +86,8 @@ class BorrowedThread:
             raise CannotCall(f"its registers cannot be read: {error.strerror}") from None
         if self._own.cs != _USER_CODE_64:
             raise CannotCall("it is a 32-bit thread")
+        if self._dispatches():
+            raise CannotCall("it has its calls given to itself (syscall user dispatch)")
         ptrace(_GETSIGMASK, self._tid, ctypes.addressof(self._own_mask), _SIGSET_BYTES)
         all_signals = ctypes.c_uint64(2**64 - 1)
         ptrace(_SETSIGMASK, self._tid, ctypes.addressof(all_signals), _SIGSET_BYTES)
@@ -89,6 +96,8 @@ class BorrowedThread:
 
     def __exit__(self, *_: object) -> None:
         """Raises HoldError when it cannot be made as it was."""
+        if self._is_lost:
+            return
         try:
             ptrace(_SETREGS, self._tid, ctypes.addressof(self._own))
             # On into the stop that it came from: only from there does the kernel repeat a call of its own
@@ -99,6 +108,13 @@ class BorrowedThread:
             ptrace(PTRACE_SETOPTIONS, self._tid, self._hold.options)
         except OSError as error:
             raise HoldError(f"thread {self._tid} has ended while it was held ({error.strerror})") from None
+
+    def _dispatches(self) -> bool:
+        """Whether its calls become signals of its own; a kernel that cannot say has no restored thread that does."""
+        mode = (ctypes.c_uint64 * 4)()
+        with contextlib.suppress(OSError):
+            ptrace(_GET_DISPATCH, self._tid, ctypes.addressof(mode), ctypes.sizeof(mode))
+        return mode[0] != 0
 
     def call(self, number: int, *arguments: int) -> int:
         """Carry out one call, which must not wait; its result.
@@ -124,15 +140,21 @@ class BorrowedThread:
         return result
 
     def _go_on(self, request: int, is_wanted: Callable[[int], bool]) -> None:
-        """Let it run up to the wanted stop. A signal that stops it before is not let through to it yet."""
+        """Let it run up to the wanted stop.
+
+        A SIGSTOP, which cannot be blocked, has its effect on the process: we go on out of the stop that it makes.
+        """
         deadline = time.monotonic() + CALL_SECONDS
+        signal_to_give = 0
         for _ in range(_MOST_STOPS):
-            ptrace(request, self._tid)
+            ptrace(request, self._tid, signal_to_give)
             status = self._stopped(deadline)
             if is_wanted(status):
                 return
-            if not _is_event_stop(status) and not _is_syscall_stop(status):
-                self._hold.keep_signal(self._tid, os.WSTOPSIG(status))
+            is_signal = not _is_event_stop(status) and not _is_syscall_stop(status)
+            signal_to_give = os.WSTOPSIG(status) if is_signal else 0
+            if signal_to_give not in (0, signal.SIGSTOP):
+                raise HoldError(f"thread {self._tid} got signal {signal_to_give} while it was held")
         raise HoldError(f"thread {self._tid} was stopped again and again while it was held")
 
     def _stopped(self, deadline: float) -> int:
@@ -146,6 +168,8 @@ class BorrowedThread:
                     raise ProcessLookupError
                 return status
             time.sleep(_POLL_SECONDS)
+        self._is_lost = True
+        self._hold.lose(self._tid)
         raise HoldError(f"thread {self._tid} did not stop in time")
 
 

@@ -78,6 +78,7 @@ def end(jobs, pids):
         ("sparse", 96, 40),
         ("threads", 64, 120),
         ("signals", 96, 40),
+        ("locked", 64, 30),
     ],
 )
 def test_every_byte_comes_back(work, jobs, kind, megabytes, injected):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -189,7 +190,11 @@ class Forge:
         self.tree.append(entry((1, pid), (2, ppid), (3, pid), (4, pid), (5, pid)))
         vmas = [
             wire.chunk(
-                14, entry((1, m.start), (2, m.end), (3, 0), (4, 0), (5, m.prot), (6, m.flags), (7, m.status), (8, 1))
+                14,
+                entry(
+                    *((1, m.start), (2, m.end), (3, 0), (4, 0), (5, m.prot), (6, m.flags), (7, m.status), (8, 1)),
+                    (9, m.advice),
+                ),
             )
             for m in mappings
         ]
@@ -282,6 +287,31 @@ def test_what_the_kernel_writes_first_goes_through_criu(forge):
     held_out = {start + 0x600000, start + 0x700000, start + 0x701000}
     held_out |= set(range(start + 0x500000 - pagemaps.FRAMES_BYTES - PAGE, start + 0x500000, PAGE))
     assert set(range(start, start + 0x800000, PAGE)) - injected.keys() == held_out
+
+
+def test_only_mappings_of_pages_made_one_by_one_are_filled(forge):
+    """Not those of huge pages, and not those whose pages are all there from the start."""
+    at = 0x30000000
+    huge = Mapping(at, at + 0x1000000, 3, 0x22, 0x201, advice=1 << 14)
+    locked = Mapping(at + 0x1000000, at + 0x2000000, 3, 0x2022, 0x201)
+    other = Mapping(at + 0x2000000, at + 0x3000000, 3, 0x22, 0x201, advice=1 << 10)
+    mappings = [ORDINARY, huge, locked, other]
+    forge.process(5, 0, mappings, [(one.start, 16) for one in mappings])
+    [one] = forge.plan().processes
+    assert one.split.injected.bytes == 4 * 16 * PAGE
+    assert one.small_pages == ((ORDINARY.start, ORDINARY.end), (other.start, other.end))
+
+
+def test_frames_that_end_within_a_page_fill_nothing(forge):
+    """As no gpuckpt cuts them."""
+    forge.process(5, 0, [ORDINARY], [(ORDINARY.start, 16)])
+    whole = forge.frames["pages-5.img"][0]
+    forge.frames["pages-5.img"] = (
+        replace(whole, raw=PAGE + 1),
+        replace(whole, offset=PAGE + 1, raw=15 * PAGE - 1),
+    )
+    [one] = forge.plan().processes
+    assert (one.split.injected.bytes, one.small_pages) == (16 * PAGE, ())
 
 
 def test_pages_files_that_do_not_fit_are_refused(forge):

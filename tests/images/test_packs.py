@@ -182,6 +182,22 @@ def test_a_checksum_that_was_altered_is_found_where_zstd_does_not_look(tmp_path)
         reader.read(frame)
 
 
+@pytest.mark.parametrize("how", [3, 255])
+def test_a_frame_that_is_stored_in_no_known_way_is_refused(tmp_path, how):
+    index = store(tmp_path / "packs", {"pages-1.img": [content("text", 20000, 2)]}, levels=(-1,))
+    body = bytearray(packs.encode(index)[:-32])
+    body[-37] = how  # before the digest and the checksum of the last frame
+    with pytest.raises(ImageCorrupt, match="unknown way"):
+        packs.decode(bytes(body) + blake3.blake3(body).digest(), "index")
+
+
+def test_an_index_of_no_version_is_refused(tmp_path):
+    raw = bytearray(packs.encode(store(tmp_path / "packs", {"pages-1.img": [b"x"]}))[:-32])
+    raw[8:12] = bytes(4)
+    with pytest.raises(ImageCorrupt, match="version 0"):
+        packs.decode(bytes(raw) + blake3.blake3(raw).digest(), "index")
+
+
 def test_an_index_keeps_frames_of_which_the_checksum_is_not_known(tmp_path):
     """As a base of the first version gives them to a newer image."""
     index = store(tmp_path / "packs", {"pages-1.img": [content("text", 20000, 2)]}, levels=(-1,), checksums=False)

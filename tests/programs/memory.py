@@ -59,6 +59,14 @@ def private(megabytes: int):
     yield from itertools.repeat(area.check)
 
 
+def locked(megabytes: int):
+    """Memory that is locked: the kernel has all its pages there from the start, at a restore too."""
+    area = Area(megabytes * MIB)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(area.area))
+    assert LIBC.mlock(ctypes.c_void_p(start), ctypes.c_size_t(megabytes * MIB)) == 0
+    yield from itertools.repeat(area.check)
+
+
 def tree(megabytes: int):
     """Parent and child share one area copy-on-write, each has one of its own."""
     common = Area(megabytes * MIB)
@@ -242,7 +250,8 @@ def stopped(megabytes: int):
 
 
 KINDS = {
-    work.__name__: work for work in (private, tree, shared, every, large, mappings, sparse, threads, signals, stopped)
+    work.__name__: work
+    for work in (private, locked, tree, shared, every, large, mappings, sparse, threads, signals, stopped)
 }
 
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuckpt.system import procfs
+from gpuckpt.system import procfs, remotecalls
 from gpuckpt.system.hold import Hold, HoldError
 from gpuckpt.system.remotecalls import BorrowedThread, CannotCall
 from tests import harness
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
-GETPPID, CLOSE, DUP = 110, 3, 32
+GETPPID, CLOSE, DUP, PAUSE = 110, 3, 32, 34
 
 # Each says `ready` when it is about to do what it is named for, and in the end what came of it.
 PROGRAMS = {
@@ -141,6 +141,80 @@ def test_signals_wait_as_they_did(program):
     child.stdin.flush()
     assert [child.stdout.readline() for _ in range(2)] == ["signal\n", "True\n"]
     assert child.wait(20) == 0
+
+
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_one_that_is_stopped_by_somebody_meanwhile_is_stopped_in_the_end(program, when):
+    child = program(PROGRAMS["reading"])
+    with held(child.pid) as hold:
+        if when == "before":
+            os.kill(child.pid, signal.SIGSTOP)
+        with BorrowedThread(hold, child.pid, child.pid) as thread:
+            assert thread.call(GETPPID) == os.getpid()
+            os.kill(child.pid, signal.SIGSTOP)
+            assert thread.call(GETPPID) == os.getpid()
+    harness.wait_for(lambda: harness.state(child.pid) == "T", "it is stopped")
+    os.kill(child.pid, signal.SIGCONT)
+    child.stdin.write("words")
+    child.stdin.flush()
+    assert child.stdout.readline() == "True\n"
+
+
+def test_a_thread_that_a_signal_is_on_its_way_to_is_left_alone(program):
+    """The stop that the hold has found is the only one from which the signal can go on."""
+    child = program(PROGRAMS["reading"])
+    with held(child.pid) as hold:
+        hold._held[child.pid] = signal.SIGUSR1
+        with pytest.raises(CannotCall, match="signal"):
+            BorrowedThread(hold, child.pid, child.pid)
+        hold._held[child.pid] = 0
+
+
+def test_a_thread_that_handles_its_calls_itself_is_left_alone(program):
+    own = "import ctypes; none = ctypes.c_char(b'\\0'); l = ctypes.CDLL(None); "
+    own += "done = l.prctl(59, 1, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.byref(none)); say('ready'); "
+    child = program(own + "say(done); say(os.read(0, 10) == b'words')")
+    if child.stdout.readline() != "0\n":
+        pytest.skip("this kernel knows no syscall user dispatch")
+    with held(child.pid) as hold, pytest.raises(CannotCall, match="dispatch"):  # noqa: SIM117
+        with BorrowedThread(hold, child.pid, child.pid):
+            pass
+    child.stdin.write("words")
+    child.stdin.flush()
+    assert child.stdout.readline() == "True\n"
+
+
+def test_a_thread_that_does_not_come_back_in_time(program, monkeypatch):
+    """That is said, and the hold knows that it runs: it can be ended."""
+    monkeypatch.setattr(remotecalls, "CALL_SECONDS", 0.3)
+    child = program(PROGRAMS["reading"])
+    with held(child.pid) as hold:
+        with pytest.raises(HoldError, match="did not stop in time"):  # noqa: SIM117
+            with BorrowedThread(hold, child.pid, child.pid) as thread:
+                thread.call(PAUSE)
+        assert child.pid not in hold.tids
+        # Not child.kill(): that asks first whether it has ended, and takes the stop of a traced child for that.
+        os.kill(child.pid, signal.SIGKILL)
+    harness.wait_for(lambda: not harness.alive(child.pid), "it has ended")
+
+
+def test_several_threads_of_a_stopped_program(program):
+    """As a restore finds it: each can be borrowed, and all are stopped afterwards."""
+    text = "import threading; [threading.Thread(target=time.sleep, args=(3,), daemon=True).start() for _ in range(4)]; "
+    child = program(text + PROGRAMS["reading"])
+    os.kill(child.pid, signal.SIGSTOP)
+    harness.wait_for(lambda: harness.state(child.pid) == "T", "it has stopped")
+    with held(child.pid) as hold:
+        assert len(hold.tids) == 5
+        for tid in hold.tids:
+            with BorrowedThread(hold, child.pid, tid) as thread:
+                assert thread.call(GETPPID) == os.getpid()
+    tasks = sorted(int(entry.name) for entry in Path(f"/proc/{child.pid}/task").iterdir())
+    harness.wait_for(lambda: {harness.state(tid) for tid in tasks} == {"T"}, "all are stopped")
+    os.kill(child.pid, signal.SIGCONT)
+    child.stdin.write("words")
+    child.stdin.flush()
+    assert child.stdout.readline() == "True\n"
 
 
 def test_one_that_is_killed_meanwhile(program):

@@ -12,15 +12,19 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuckpt.images import filling
 from gpuckpt.images.filling import Door, Filler
+from gpuckpt.images.memory import MemoryPlan, Pieces, ProcessMemory, Split
 from gpuckpt.system import procfs
-from gpuckpt.system.hold import Hold
+from gpuckpt.system.hold import Hold, HoldError
+from gpuckpt.system.memory_io import Writer
 from gpuckpt.system.userfault import Userfault, of_held
 from tests import harness
 
@@ -120,6 +124,89 @@ def test_pieces_that_reach_out_of_what_is_registered(child):
     program.stdin.flush()
     digest = hashlib.sha256(buffer[SIZE : 2 * SIZE]).hexdigest()
     assert program.stdout.readline() == f"{digest} True True\n"
+
+
+def test_pages_that_are_all_there_take_few_calls(child, monkeypatch):
+    """As in memory that the program has locked."""
+    program, address = child
+    buffer = mmap.mmap(-1, SIZE)
+    buffer[:] = random.Random(3).randbytes(SIZE)
+    calls = []
+    write = Writer.write
+    monkeypatch.setattr(Writer, "write", lambda *args: calls.append(args) or write(*args))
+    with held(program.pid) as hold:
+        Writer(mmap.mmap(-1, SIZE)).write(program.pid, [(address, 0, SIZE)])
+        door = way_into(hold, program.pid, address)
+        filler = Filler(buffer, {program.pid: door})
+        filler.write(program.pid, [(address, 0, SIZE)])
+        assert filler.filled == 0
+        assert len(calls) < 10
+        door.close()
+    program.stdin.write("look\n")
+    program.stdin.flush()
+    assert program.stdout.readline() == f"{hashlib.sha256(buffer[:]).hexdigest()} True True\n"
+
+
+def test_a_range_that_cannot_be_registered_is_written_in_the_other_way(child):
+    program, address = child
+    buffer = mmap.mmap(-1, SIZE)
+    buffer[:] = random.Random(4).randbytes(SIZE)
+    with held(program.pid) as hold:
+        descriptor = of_held(hold, program.pid, program.pid)
+        if descriptor is None:
+            pytest.skip("this kernel has no userfaultfd, or this processor is none that we know")
+        door = Door(Userfault(descriptor), [(4096, 8192), (address, address + 8 * PAGE)])
+        filler = Filler(buffer, {program.pid: door})
+        filler.write(program.pid, [(address, 0, SIZE)])
+        assert filler.filled == 7 * PAGE
+        door.close()
+    program.stdin.write("look\n")
+    program.stdin.flush()
+    assert program.stdout.readline() == f"{hashlib.sha256(buffer[:]).hexdigest()} True True\n"
+
+
+def test_nothing_stays_open_here_where_it_ends_on_the_way(child, monkeypatch):
+    program, _ = child
+    duplicate = procfs.duplicate
+
+    def deadly(pid: int, descriptor: int) -> int:
+        found = duplicate(pid, descriptor)
+        os.kill(pid, signal.SIGKILL)
+        harness.wait_for(lambda: not harness.alive(pid), "it has ended")
+        return found
+
+    monkeypatch.setattr(procfs, "duplicate", deadly)
+    with held(program.pid) as hold:
+        before = open_files(os.getpid())
+        with pytest.raises(HoldError):
+            of_held(hold, program.pid, program.pid)
+        assert open_files(os.getpid()) == before
+
+
+def test_a_piece_that_is_not_in_the_buffer(child):
+    program, address = child
+    with pytest.raises(ValueError, match="outside"):
+        Filler(mmap.mmap(-1, SIZE), {program.pid: Door(Registered(), [])}).write(program.pid, [(address, PAGE, SIZE)])
+
+
+def memory_of(size: int, runs: int, *, fresh: bool = True) -> ProcessMemory:
+    lengths = array("Q", [size // runs] * runs)
+    split = Split(b"", Pieces(array("Q", range(runs)), array("Q", range(runs)), lengths), ())
+    return ProcessMemory(size, "pages-1.img", split, ((0, size),) if fresh else ())
+
+
+def test_which_processes_are_worth_it():
+    large = memory_of(filling.WORTH_BYTES, 4)
+    small = memory_of(filling.WORTH_BYTES - PAGE, 1)
+    torn = memory_of(4 * filling.WORTH_BYTES, 8 * filling.WORTH_BYTES // filling.WORTH_RUN_BYTES)
+    none = memory_of(8 * filling.WORTH_BYTES, 1, fresh=False)
+    assert filling.worth_filling(MemoryPlan((large, small, torn, none))) == (large.pid,)
+
+
+def test_a_descriptor_that_cannot_be_had_is_no_way():
+    memory = memory_of(filling.WORTH_BYTES, 4)
+    assert filling.open_doors(MemoryPlan((memory,)), os.getpid(), {memory.pid: 1 << 20}) == {}
+    assert filling.open_doors(MemoryPlan((memory,)), os.getpid(), {}) == {}
 
 
 def test_a_process_that_ends_meanwhile(child):
