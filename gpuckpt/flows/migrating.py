@@ -28,7 +28,7 @@ def migrate(request: MigrateRequest, listener: Callable[[Event], None]) -> Repor
             pid = treename.pid_of(request.pid, request.pid_file, request.unit)
             return flow.migrate(replace(request, pid=pid), this_machine(listener), interruption)
 
-        name, say = _name(request), lambda: reported("migrate", act)
+        name, say = _name(request), lambda: reported("migrate", act, interruption)
         return measuring.measured(request.metrics_file, "migrate", name, say, dry_run=request.dry_run)
 
 

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
-from gpuckpt.model.errors import Busy, GpuckptError, MachineLacks, NotFound, Refused
+from gpuckpt.model.errors import Busy, GpuckptError, Interrupted, MachineLacks, NotFound, Refused
 from gpuckpt.model.report import Outcome, Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpuckpt.flows.interruption import Interruption
+
 REFUSALS = (MachineLacks, Refused, NotFound, Busy)
 
 
-def reported(command: str, act: Callable[[], Report]) -> Report:
-    """What `act` returns, or a report of its failure."""
+def reported(command: str, act: Callable[[], Report], interruption: Interruption | None = None) -> Report:
+    """What `act` returns, or a report of its failure.
+
+    A refusal after a signal is told as the signal: it may have ended the very program that was asked for a fact
+    (one that has just been forked is still in our process group).
+    """
     try:
-        return act()
+        report = act()
     except GpuckptError as error:
         refused = isinstance(error, REFUSALS) and error.process == "untouched"
         outcome: Outcome = "refused" if refused else "failed"
-        return Report(command, outcome, error.process, {}, error.findings, error)
+        report = Report(command, outcome, error.process, {}, error.findings, error)
+    if report.outcome == "refused" and interruption is not None and interruption.caught is not None:
+        number = interruption.caught
+        why = f"broken off: {signal.Signals(number).name} came; nothing was touched"
+        return Report(command, "failed", "untouched", error=Interrupted(number, why, process="untouched"))
+    return report

@@ -47,7 +47,7 @@ def dump(request: DumpRequest, listener: Listener) -> Report:
                 return series.dump(named, request.into, machine, interruption)
             return dumping.dump(named, machine, interruption)
 
-        name, say = _name(request.image, request.into), lambda: reported("dump", act)
+        name, say = _name(request.image, request.into), lambda: reported("dump", act, interruption)
         return measuring.measured(request.metrics_file, "dump", name, say, dry_run=request.dry_run)
 
 
@@ -68,7 +68,7 @@ def restore(request: RestoreRequest, listener: Listener) -> Report:
             return restoring.restore(request, this_machine(listener), interruption)
 
         image = request.image if request.reach is None else Path(request.reach.location.path)
-        name, say = _name(image), lambda: reported("restore", act)
+        name, say = _name(image), lambda: reported("restore", act, interruption)
         return measuring.measured(request.metrics_file, "restore", name, say, dry_run=request.dry_run)
 
 
@@ -76,8 +76,8 @@ def repair(request: RepairRequest, listener: Listener) -> Report:
     """Repair a held tree."""
     from gpuckpt.flows import repair as repairing  # noqa: PLC0415
 
-    with watching(request.timeout_seconds):
-        return reported("restore", lambda: repairing.repair(request, this_machine(listener)))
+    with watching(request.timeout_seconds) as interruption:
+        return reported("restore", lambda: repairing.repair(request, this_machine(listener)), interruption)
 
 
 def inspect(request: InspectRequest, listener: Listener) -> Report:
@@ -85,4 +85,5 @@ def inspect(request: InspectRequest, listener: Listener) -> Report:
     from gpuckpt.flows import describe as describing  # noqa: PLC0415
 
     with watching(None) as interruption:
-        return reported("inspect", lambda: describing.inspect(request, this_machine(listener), interruption))
+        machine = this_machine(listener)
+        return reported("inspect", lambda: describing.inspect(request, machine, interruption), interruption)

@@ -54,8 +54,13 @@ def _examine(path: Path) -> CriuProgram:
     version = _VERSION.search(answer.stdout)
     if version is None:
         said = (answer.stderr or answer.stdout).strip().splitlines()
-        return CriuProgram(path=str(path), problem=f"does not tell its version: {said[0] if said else 'no output'}")
+        why = said[0] if said else _in_words(answer)
+        return CriuProgram(path=str(path), problem=f"does not tell its version: {why}")
     return _examine_working(path, version.group(1))
+
+
+def _in_words(answer: commands.Completed) -> str:
+    return "no output" if answer.ok else answer.describe()
 
 
 def _not_found() -> str:

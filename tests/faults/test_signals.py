@@ -117,3 +117,30 @@ def test_the_deadline_passes(job, place):
     job.assert_goes_on()
     assert sorted(path.name for path in place.iterdir()) == ["log", "slow-criu"]
     assert not arena.runs_of(*job.pids)
+
+
+@pytest.mark.parametrize("verb", ["dump", "restore"])
+def test_a_signal_that_also_ends_what_is_asked_is_no_refusal(job, place, verb):
+    """A program that has just been forked is still in our process group: Ctrl-C ends it before it could answer."""
+    image = place / "img"
+    tree = ("--tree", job.root) if verb == "dump" else ()
+    if verb == "restore":
+        assert gpuckpt("dump", "--tree", job.root, image, *SETTLE, "--leave-running").status == 0
+    hit = place / "hit-criu"
+    hit.write_text("#!/bin/sh\nkill -TERM $PPID\nkill -TERM $$\n")
+    hit.chmod(0o755)
+    answer = gpuckpt(verb, *tree, image, *SETTLE, env={"GPUCKPT_CRIU": str(hit)})
+    assert (answer.status, answer.report["process"]) == (128 + signal.SIGTERM, "untouched"), answer.error
+    assert "SIGTERM" in answer.error["message"]
+    assert "install" not in answer.error["hint"]
+    job.assert_goes_on()
+
+
+def test_a_criu_that_is_killed_while_it_is_asked_is_told_so(job, place):
+    hit = place / "hit-criu"
+    hit.write_text("#!/bin/sh\nkill -KILL $$\n")
+    hit.chmod(0o755)
+    answer = gpuckpt("dump", "--tree", job.root, place / "img", env={"GPUCKPT_CRIU": str(hit)})
+    assert answer.status == 10
+    assert "was ended by SIGKILL" in answer.error["message"]
+    job.assert_goes_on()

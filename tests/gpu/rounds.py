@@ -80,6 +80,8 @@ def restore(job: Job, image: Path, figures: Figures, *options: object, patience:
         "restore_seconds": data["seconds"],
         "restore_wall_seconds": wall,
         "running_seconds": watch.seconds(),
+        "bytes_injected": data.get("bytes_injected"),
+        "bytes_filled": data.get("bytes_filled"),
         "gpu_memory_bytes": sum(value or 0 for value in data.get("gpu_memory_bytes", {}).values()),
     }
     figures["notes"] = [*figures.get("notes", []), *data.get("notes", [])]
