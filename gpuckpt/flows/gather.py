@@ -47,6 +47,8 @@ AT_REST = ("t", "T")
 """States of processes that CRIU holds."""
 
 SYSTEMCTL_SECONDS = 10.0
+REAP_SECONDS = 3.0
+"""What a dump has just ended may still wait for a slow init, that of a container say: up to 2 s were seen."""
 
 
 def host(machine: Machine, image_place: Path | None = None) -> Host:
@@ -258,7 +260,7 @@ def restore_facts(
         host=here,
         own_uid=os.geteuid(),
         files_here={path: procfs.file_here(path) for path in needed_paths(manifest)},
-        ids_in_use={} if request.own_pids else procfs.who_uses_ids(needed_ids(manifest)),
+        ids_in_use={} if request.own_pids else procfs.who_uses_ids(needed_ids(manifest), REAP_SECONDS),
         ports_in_use=network.ports,
         missing_addresses=network.missing,
         free_memory_bytes=min([here.memory_available_bytes, *rooms]),

@@ -59,8 +59,8 @@ END_SECONDS = 90.0
 """How long CRIU may take to let go of the tree, or to end it. Longer than its own limit for freezing it."""
 
 GONE_SECONDS = 10.0
-REAP_SECONDS = 3.0
-"""A slow init takes up to 2 s; a parent that has not reaped its child by then waits for something else."""
+REAP_SECONDS = 0.2
+"""A parent that waits for its child needs less. The init of a container may take seconds: a restore waits for it."""
 STEP_SECONDS = 0.2
 
 
@@ -378,10 +378,9 @@ class DumpWork:
 
 
 def _await_gone(ids: Sequence[ProcessId]) -> list[tuple[ProcessId, str]]:
-    """Wait until the pids are free, as far as that is in sight; returns who is left and why."""
-    left = procfs.wait_gone(ids, REAP_SECONDS)
-    living = [identity for identity, why in left if not why.startswith("zombie")]
-    return left if not living else procfs.wait_gone([identity for identity, _ in left], GONE_SECONDS)
+    """Wait until all have ended, and whether their pids get free at once; returns who is left and why."""
+    living = procfs.wait_ended(ids, GONE_SECONDS)
+    return procfs.wait_gone(ids, 0.0 if living else REAP_SECONDS)
 
 
 def dump(order: DumpOrder, main: Channel, means: Means) -> None:

@@ -127,7 +127,7 @@ class FakeApp:
         self.pid = process.pid
         self.log = log
         self.is_reaped = True
-        """As any parent does: a dump that ends it waits 3 s for that. Set it to False to keep the zombie."""
+        """As any parent does: till then its pid is taken. Set it to False to keep the zombie."""
         threading.Thread(target=self._reap, args=(os.pidfd_open(self.pid),), daemon=True).start()
 
     def steps(self) -> list[int]:

@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -103,26 +104,48 @@ def test_the_gates_script_is_killed(job, place):
 
 def test_a_parent_that_never_reaps(place):
     """The tree has ended, and its zombie stays: the dump says so and ends all the same."""
-    program = (
-        "import os, sys, time\n"
-        "pid = os.posix_spawn(sys.executable, [sys.executable, '-c', "
-        "'import os, time; os.setsid(); os.closerange(3, 64); time.sleep(1000)'], {})\n"
-        "print(pid, flush=True)\n"
-        "time.sleep(1000)\n"
-    )
-    nothing = subprocess.DEVNULL
-    lazy = subprocess.Popen(
-        [sys.executable, "-c", program], stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, text=True
-    )
-    try:
-        pid = int(lazy.stdout.readline())
-        actions = [f"/proc/{pid}/fd/1"]
-        assert Path(actions[0]).exists()
-        harness.wait_for(lambda: os.getsid(pid) == pid, "it leads a session of its own")
-        answer = harness.gpuckpt("dump", "--tree", pid, place / "img", *SETTLE, "--allow", "pipe-outside")
+    with lazy_parent(place) as (lazy, pid):
+        answer = harness.gpuckpt("dump", "--tree", pid, place / "img", *SETTLE)
         assert answer.status == 0, answer.error
         assert harness.state(pid) == "Z"
         assert any(f"{pid}: zombie of {lazy.pid}" in note for note in answer.report["data"]["notes"]), answer.report
+        assert harness.gpuckpt("restore", place / "img", *SETTLE).status == 20
+
+
+def test_a_parent_that_reaps_late(place):
+    """A dump does not wait for a slow init; the restore that follows at once does."""
+    with lazy_parent(place) as (_, pid):
+        assert harness.gpuckpt("dump", "--tree", pid, place / "img", *SETTLE).status == 0
+        assert harness.state(pid) == "Z"
+        later = threading.Timer(0.7, (place / "reap").touch)
+        later.start()
+        answer = harness.gpuckpt("restore", place / "img", *SETTLE)
+        later.join()
+        assert (answer.status, answer.report["process"]) == (0, "restored"), answer.error
+        arena.kill(pid)
+
+
+@contextlib.contextmanager
+def lazy_parent(place):
+    """A process that reaps its child only when there is a file PLACE/reap; and the child's pid."""
+    program = (
+        "import os, sys, time\n"
+        "pid = os.posix_spawn(sys.executable, [sys.executable, '-c', "
+        "'import os, time; os.setsid(); os.dup2(0, 1); os.closerange(3, 64); time.sleep(1000)'], {})\n"
+        "print(pid, flush=True)\n"
+        "while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+        "os.waitpid(pid, 0)\n"
+        "time.sleep(1000)\n"
+    )
+    nothing = subprocess.DEVNULL
+    argv = [sys.executable, "-c", program, str(place / "reap")]
+    lazy = subprocess.Popen(argv, stdin=nothing, stdout=subprocess.PIPE, stderr=nothing, text=True)
+    try:
+        pid = int(lazy.stdout.readline())
+        harness.wait_for(lambda: os.getsid(pid) == pid, "it leads a session of its own")
+        null = os.readlink(f"/proc/{pid}/fd/0")
+        harness.wait_for(lambda: os.readlink(f"/proc/{pid}/fd/1") == null, "it holds no pipe")
+        yield lazy, pid
     finally:
         lazy.kill()
         lazy.communicate()

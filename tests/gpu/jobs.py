@@ -62,7 +62,7 @@ class Job:
         return [python, *self.row.launcher, str(source), *rest]
 
     def _accompany(self) -> None:
-        """Note when the first step came, and reap it at its end, as a parent does: a dump waits 3 s for that."""
+        """Note when the first step came, and reap it at its end, as a parent does: till then its pid is taken."""
         while self.process.poll() is None and not self.steps(self.row.logs[0]):
             time.sleep(0.05)
         if self.steps(self.row.logs[0]):

@@ -66,6 +66,7 @@ from gpuckpt.system.procfs.signals import (
     send,
     send_pid,
     set_own_oom_score_adj,
+    wait_ended,
     wait_gone,
     wchan,
 )
@@ -131,6 +132,7 @@ __all__ = [
     "unix_names_in_use",
     "uses_io_uring",
     "vdso",
+    "wait_ended",
     "wait_gone",
     "wchan",
     "who_uses_ids",

@@ -23,6 +23,8 @@ from gpuckpt.system.procfs.reading import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+REAP_STEP_SECONDS = 0.02
+
 PidIs = Literal["process", "thread", "none", "kernel", "zombie"]
 
 
@@ -177,12 +179,26 @@ class _children_by_scan:  # noqa: N801 - called like the function it stands in f
         return self.by_parent.get(pid, [])
 
 
-def who_uses_ids(ids: Iterable[int]) -> dict[int, str]:
+def who_uses_ids(ids: Iterable[int], reap_seconds: float = 0.0) -> dict[int, str]:
     """Which of these numbers are taken here as pid, thread, process group or session, and by whom.
 
-    A number without a process can still be taken: as the group or session of others. Zombies count.
+    A number without a process can still be taken: as the group or session of others. Zombies count; where nothing but
+    zombies is in the way, their parents get `reap_seconds` to reap them.
     """
     wanted = set(ids)
+    deadline = time.monotonic() + reap_seconds
+    while (used := _who_uses(wanted)) and time.monotonic() < deadline and _are_zombies(used):
+        time.sleep(REAP_STEP_SECONDS)
+    return used
+
+
+def _are_zombies(used: Iterable[int]) -> bool:
+    """At least one of these numbers is a zombie's, and none that of a process at work."""
+    states = {thread_state(number) for number in used}
+    return bool(states & {"Z", "X"}) and states <= {"Z", "X", None}
+
+
+def _who_uses(wanted: set[int]) -> dict[int, str]:
     used = {number: words for number in wanted if (words := _words_for_owner(number))}
     missing = wanted - used.keys()
     if missing:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpuckpt.model.facts import ProcessId
-from gpuckpt.system.procfs.identity import is_same
+from gpuckpt.system.procfs.identity import is_same, state, threads
 from gpuckpt.system.procfs.reading import read_bytes, read_text, stat_of, words_for
 
 if TYPE_CHECKING:
@@ -42,6 +42,24 @@ def send_pid(pid: int, signum: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def wait_ended(processes: Iterable[ProcessId], timeout: float) -> list[ProcessId]:
+    """Wait until the processes have ended, reaped or not, at most `timeout` seconds; return who has not.
+
+    What has ended has given its memory back, the GPU's too, but may still have its pid: see `wait_gone`.
+    """
+    deadline = time.monotonic() + timeout
+    left = [process for process in processes if not _has_ended(process)]
+    while left and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+        left = [process for process in left if not _has_ended(process)]
+    return left
+
+
+def _has_ended(process: ProcessId) -> bool:
+    # The first thread can be a zombie while others still end: those are listed beside it so long.
+    return not is_same(process) or (state(process) in ("Z", "X") and len(threads(process.pid)) <= 1)
 
 
 def wait_gone(processes: Iterable[ProcessId], timeout: float) -> list[tuple[ProcessId, str]]:

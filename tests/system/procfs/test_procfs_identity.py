@@ -230,6 +230,46 @@ def test_wait_gone_tells_zombies_from_the_living(programs):
     assert procfs.wait_gone(ids, 10) == []
 
 
+def test_wait_ended_does_not_ask_for_the_pid(programs):
+    dead, alive = programs.start("ready(); forever()"), programs.start("ready(); forever()")
+    ids = [procfs.process_id(child.pid) for child in (dead, alive)]
+    procfs.send(ids[0], signal.SIGKILL)
+    assert procfs.wait_ended([ids[0]], 10) == []
+    assert procfs.state(ids[0]) == "Z"
+    assert procfs.wait_ended(ids, 0.05) == [ids[1]]
+    alive.kill()
+    assert procfs.wait_ended(ids, 10) == []
+
+
+def test_a_first_thread_that_has_ended_is_not_the_end(programs):
+    child = programs.start(
+        """
+import ctypes, threading
+threading.Thread(target=forever).start()
+ready(); ctypes.CDLL(None).syscall(60, 0)
+"""
+    )
+    process = procfs.process_id(child.pid)
+    wait_until(lambda: procfs.state(process) == "Z", "its first thread has ended")
+    assert procfs.wait_ended([process], 0.05) == [process]
+    procfs.send(process, signal.SIGKILL)
+    assert procfs.wait_ended([process], 10) == []
+
+
+def test_zombies_get_time_to_be_reaped_and_the_living_none(programs, monkeypatch):
+    dead, alive = programs.start("ready(); forever()"), programs.start("ready(); forever()")
+    dead.kill()
+    wait_until(lambda: procfs.thread_state(dead.pid) == "Z", "unreaped")
+    assert list(procfs.who_uses_ids([dead.pid], 0.05)) == [dead.pid]
+    with monkeypatch.context() as no_waiting:
+        no_waiting.setattr(identity.time, "sleep", lambda _seconds: pytest.fail("it waits for a process at work"))
+        assert sorted(procfs.who_uses_ids([dead.pid, alive.pid], 60)) == sorted([dead.pid, alive.pid])
+    reaper = threading.Timer(0.2, dead.wait)
+    reaper.start()
+    assert procfs.who_uses_ids([dead.pid], 30) == {}
+    reaper.join()
+
+
 def test_io_bytes_grow_with_what_is_read(programs):
     child = programs.start(
         """
