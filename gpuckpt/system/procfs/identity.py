@@ -187,19 +187,21 @@ def who_uses_ids(ids: Iterable[int], reap_seconds: float = 0.0) -> dict[int, str
     """
     wanted = set(ids)
     deadline = time.monotonic() + reap_seconds
-    while (used := _who_uses(wanted)) and time.monotonic() < deadline and _are_zombies(used):
+    while (used := _who_uses(wanted)) and time.monotonic() < deadline and all(one.is_zombie for one in used.values()):
         time.sleep(REAP_STEP_SECONDS)
-    return used
+    return {number: one.words for number, one in used.items()}
 
 
-def _are_zombies(used: Iterable[int]) -> bool:
-    """At least one of these numbers is a zombie's, and none that of a process at work."""
-    states = {thread_state(number) for number in used}
-    return bool(states & {"Z", "X"}) and states <= {"Z", "X", None}
+@dataclass(frozen=True, slots=True)
+class _User:
+    """Who has a number."""
+
+    words: str
+    is_zombie: bool
 
 
-def _who_uses(wanted: set[int]) -> dict[int, str]:
-    used = {number: words for number in wanted if (words := _words_for_owner(number))}
+def _who_uses(wanted: set[int]) -> dict[int, _User]:
+    used = {number: user for number in wanted if (user := _owner_of(number)) is not None}
     missing = wanted - used.keys()
     if missing:
         for stat in filter(None, map(stat_of, all_pids())):
@@ -207,19 +209,20 @@ def _who_uses(wanted: set[int]) -> dict[int, str]:
     return used
 
 
-def _words_for_owner(number: int) -> str:
+def _owner_of(number: int) -> _User | None:
     what = describe_pid(number)
     if what.kind == "none":
-        return ""
+        return None
     if what.kind == "thread":
-        return f"{what.tgid} {comm_of(what.tgid)} (as thread)"
+        return _User(f"{what.tgid} {comm_of(what.tgid)} (as thread)", is_zombie=False)
     if what.kind == "zombie":
-        return f"{number} {what.comm} (zombie of {what.parent})"
-    return f"{number} {what.comm}"
+        return _User(f"{number} {what.comm} (zombie of {what.parent})", is_zombie=True)
+    return _User(f"{number} {what.comm}", is_zombie=False)
 
 
-def _note_group(stat: Stat, missing: set[int], used: dict[int, str]) -> None:
-    if stat.sid in missing:
-        used.setdefault(stat.sid, f"{stat.pid} {stat.comm} (as session id)")
-    if stat.pgid in missing:
-        used.setdefault(stat.pgid, f"{stat.pid} {stat.comm} (as process group id)")
+def _note_group(stat: Stat, missing: set[int], used: dict[int, _User]) -> None:
+    is_zombie = stat.state in "ZX"
+    for number, role in ((stat.sid, "session"), (stat.pgid, "process group")):
+        known = used.get(number)
+        if number in missing and (known is None or (known.is_zombie and not is_zombie)):
+            used[number] = _User(f"{stat.pid} {stat.comm} (as {role} id)", is_zombie)
