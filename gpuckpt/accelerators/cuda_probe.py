@@ -1,4 +1,4 @@
-"""Which processes use CUDA, asked in a bounded child process: `python -m gpuckpt.accelerators.cuda_probe PID…`.
+"""Which processes use CUDA, asked in a bounded child process: `python -m gpuckpt.accelerators.cuda_probe < PIDS`.
 
 A driver call about a process can block (https://github.com/NVIDIA/cuda-checkpoint/issues/30), and a
 blocked call cannot be taken back; so facts are asked for in a process that can be given up.
@@ -30,19 +30,38 @@ class ProbeFailed(Exception):
     """The driver did not answer, or answered with an error; the message is for the user."""
 
 
+class Asking:
+    """A probe that loads the driver's library while it is not known yet about which processes it will be asked."""
+
+    def __init__(self, *, force_program: bool = False) -> None:
+        """Raises OSError where it cannot be started."""
+        argv = commands.python_module("gpuckpt.accelerators.cuda_probe", *(["--program"] if force_program else []))
+        self._child = commands.start(argv, capture=True, stdin=commands.PIPE, cwd="/")
+        self._is_over = False
+
+    def close(self) -> None:
+        """The probe has ended afterwards, asked or not."""
+        if not self._is_over:
+            self._child.kill_group()
+            self._child.collect(TIMEOUT_SECONDS)
+
+    def about(self, ids: Sequence[ProcessId]) -> tuple[CudaProcess, ...]:
+        """Those that have a CUDA context, with their restore thread and state; only once. Raises ProbeFailed."""
+        answer = self._child.collect(TIMEOUT_SECONDS, " ".join(str(one.pid) for one in ids))
+        self._is_over = True
+        try:
+            said = json.loads(answer.stdout)
+        except ValueError:
+            raise ProbeFailed(f"the GPU driver gave no answer about the processes: {answer.describe()}") from None
+        if "problem" in said:
+            raise ProbeFailed(said["problem"])
+        by_pid = {one.pid: one for one in ids}
+        return tuple(CudaProcess(by_pid[pid], tid, state) for pid, tid, state in said["found"])
+
+
 def cuda_processes(ids: Sequence[ProcessId], *, force_program: bool = False) -> tuple[CudaProcess, ...]:
-    """The processes that have a CUDA context, with their restore thread and state. Raises ProbeFailed."""
-    arguments = [*(["--program"] if force_program else []), *(str(one.pid) for one in ids)]
-    argv = commands.python_module("gpuckpt.accelerators.cuda_probe", *arguments)
-    answer = commands.run(argv, timeout=TIMEOUT_SECONDS, cwd="/")
-    try:
-        said = json.loads(answer.stdout)
-    except ValueError:
-        raise ProbeFailed(f"the GPU driver gave no answer about the processes: {answer.describe()}") from None
-    if "problem" in said:
-        raise ProbeFailed(said["problem"])
-    by_pid = {one.pid: one for one in ids}
-    return tuple(CudaProcess(by_pid[pid], tid, state) for pid, tid, state in said["found"])
+    """The processes that have a CUDA context, with their restore thread and state. Raises ProbeFailed, OSError."""
+    return Asking(force_program=force_program).about(ids)
 
 
 def main() -> None:
@@ -50,10 +69,15 @@ def main() -> None:
     from gpuckpt.accelerators import ACCELERATORS  # noqa: PLC0415 - the list names modules that may load libraries
 
     force_program = "--program" in sys.argv
-    pids = [int(word) for word in sys.argv[1:] if word.isdigit()]
+    accelerator = ACCELERATORS[0]
     try:
-        suspender = ACCELERATORS[0].suspender(force_program=force_program)
-        tids = {pid: tid for pid in pids if (tid := _restore_tid(suspender, pid)) is not None}
+        suspender = accelerator.questioner(force_program=force_program)
+        pids = [int(word) for word in sys.stdin.read().split()]
+        try:
+            tids = {pid: tid for pid in pids if (tid := _restore_tid(suspender, pid)) is not None}
+        except DriverError:
+            accelerator.suspender(force_program=force_program)  # which may know why, in better words
+            raise
         states = asking.states_of(_answering(list(tids)), suspender, STATE_SECONDS)
     except MachineLacks as error:
         answer: dict[str, object] = {"problem": error.message}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gpuckpt.accelerators import cuda, nvml
 from gpuckpt.accelerators.cuda_program import CudaProgram
+from gpuckpt.accelerators.protocol import Look
 from gpuckpt.model.errors import MachineLacks
 from gpuckpt.model.facts import GpuDriver, GpuUse
 from gpuckpt.system import commands
@@ -46,9 +47,18 @@ class Nvidia:
 
     def driver(self) -> GpuDriver:
         """See Accelerator."""
+        return self.look().driver
+
+    def look(self) -> Look:
+        """See Accelerator.
+
+        NVML counts pids as the driver sees them; inside a pid namespace these can be the host's, and then
+        the processes of a tree are not found here.
+        """
         if not self.present():
-            return GpuDriver(problem="no NVIDIA driver is loaded on this host")
-        return self._facts(nvml.read())
+            return Look(GpuDriver(problem="no NVIDIA driver is loaded on this host"))
+        readings = nvml.read()
+        return Look(self._facts(readings), tuple(readings.uses))
 
     def driver_soon(self) -> Callable[[], GpuDriver]:
         """See Accelerator."""
@@ -76,15 +86,19 @@ class Nvidia:
         )
 
     def uses(self, pids: Sequence[int]) -> tuple[GpuUse, ...]:
-        """See Accelerator.
-
-        NVML counts pids as the driver sees them; inside a pid namespace these can be the host's, and then
-        the processes of a tree are not found here.
-        """
-        if not self.present():
-            return ()
+        """See Accelerator."""
         wanted = set(pids)
-        return tuple(use for use in nvml.read().uses if use.pid in wanted)
+        return tuple(use for use in self.look().uses if use.pid in wanted)
+
+    def questioner(self, *, force_program: bool = False) -> Suspender:
+        """See Accelerator: the kernel module tells its version without NVML, which takes 0.2 s to start."""
+        version = kernel_module_version(KERNEL_MODULE)
+        if force_program or version is None:
+            return self.suspender(force_program=force_program)
+        program = commands.find_program(PROGRAM)
+        interface, problem = choose_interface(version, program=program is not None)
+        path = str(program) if program else None
+        return self.suspender(driver=GpuDriver(version=version, interface=interface, program=path, problem=problem))
 
     def suspender(self, *, force_program: bool = False, driver: GpuDriver | None = None) -> Suspender:
         """See Accelerator."""

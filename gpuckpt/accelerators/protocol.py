@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from gpuckpt.model.facts import CudaState, GpuDriver, GpuUse
+from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -190,6 +191,15 @@ class Suspender(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The GPUs and who is on them, at one moment."""
+
+    driver: GpuDriver
+    uses: tuple[GpuUse, ...] = ()
+    """GPU memory by device of every process that the driver names."""
+
+
 class Accelerator(Protocol):
     """One kind of GPU: its facts, and the way to suspend its processes."""
 
@@ -207,6 +217,10 @@ class Accelerator(Protocol):
         """What takes time of `driver` is done from now on; calling what is returned, once, gives the facts of then."""
         ...
 
+    def look(self) -> Look:
+        """All that one question to the driver tells. Never raises: see `driver`."""
+        ...
+
     def uses(self, pids: Sequence[int]) -> tuple[GpuUse, ...]:
         """GPU memory of these processes by device; a process without any is left out. Never raises."""
         ...
@@ -216,4 +230,8 @@ class Accelerator(Protocol):
 
         Raises MachineLacks with cause and remedy.
         """
+        ...
+
+    def questioner(self, *, force_program: bool = False) -> Suspender:
+        """One for `restore_tid` and `state` alone, at once: nobody is asked about the GPUs. Raises MachineLacks."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuckpt import __version__
-from gpuckpt.accelerators.cuda_probe import ProbeFailed, cuda_processes
+from gpuckpt.accelerators.cuda_probe import Asking, ProbeFailed, cuda_processes
 from gpuckpt.checks import (
     DumpFacts,
     MemoryLimit,
@@ -34,11 +35,12 @@ from gpuckpt.system.asking import meanwhile
 from gpuckpt.system.files import is_in_memory, unsafe_places
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from gpuckpt.accelerators.protocol import Look
     from gpuckpt.checks.facts import CapturedHere
     from gpuckpt.flows.machine import Machine
-    from gpuckpt.model.facts import CudaProcess
+    from gpuckpt.model.facts import CudaProcess, GpuDriver
     from gpuckpt.model.manifest import Manifest
     from gpuckpt.model.requests import DumpRequest, RestoreRequest
 
@@ -51,15 +53,15 @@ REAP_SECONDS = 3.0
 """What a dump has just ended may still wait for a slow init, that of a container say: up to 2 s were seen."""
 
 
-def host(machine: Machine, image_place: Path | None = None) -> Host:
-    """What this host is and can do."""
+def host(machine: Machine, image_place: Path | None = None, gpu: Callable[[], GpuDriver] | None = None) -> Host:
+    """What this host is and can do; `gpu`: somebody is being asked about the GPUs already."""
     # Both are programs that are waited for.
-    with meanwhile(machine.examine_criu) as criu, meanwhile(machine.gpu_driver) as gpu:
+    with meanwhile(machine.examine_criu) as criu, meanwhile(gpu or machine.gpu_driver) as driver:
         pieces = procfs.read_host_pieces()
         return Host(
             **{name: getattr(pieces, name) for name in pieces.__slots__},
             criu=criu(),
-            gpu=gpu(),
+            gpu=driver(),
             gpuckpt=__version__,
             image_space_bytes=free_bytes(image_place) if image_place else None,
         )
@@ -95,19 +97,29 @@ def identify(pid: int) -> ProcessId:
     return identity
 
 
-def tree(pid: int, machine: Machine, *, keep_argv: bool, force_program: bool = False) -> Tree:
-    """The whole tree of `pid`, CUDA and GPU memory included.
+def tree(
+    pid: int,
+    machine: Machine,
+    *,
+    keep_argv: bool,
+    force_program: bool = False,
+    look: Callable[[], Look] | None = None,
+) -> Tree:
+    """The whole tree of `pid`, CUDA and GPU memory included; `look`: the driver is being asked about the GPUs already.
 
     Raises NotFound, Refused, or MachineLacks when the GPU driver does not answer about its processes.
     """
-    seen = _with_supervisor(procfs.read_tree(identify(pid), keep_argv=keep_argv))
-    accelerator = machine.accelerator()
-    if accelerator is None:
-        return seen
-    with meanwhile(lambda: accelerator.uses(seen.pids)) as uses:
-        cuda = cuda_of(seen.ids, force_program=force_program)
+    root = identify(pid)
+    if machine.accelerator() is None:
+        return _with_supervisor(procfs.read_tree(root, keep_argv=keep_argv))
+    with (
+        meanwhile(look or machine.look) as looked,
+        contextlib.closing(Asking(force_program=force_program)) as probe,
+    ):
+        seen = _with_supervisor(procfs.read_tree(root, keep_argv=keep_argv))
+        cuda = cuda_of(seen.ids, probe=probe)
         pids = {one.id.pid for one in cuda}
-        return replace(seen, cuda=cuda, gpu_uses=tuple(use for use in uses() if use.pid in pids) if cuda else ())
+        return replace(seen, cuda=cuda, gpu_uses=tuple(use for use in looked().uses if use.pid in pids) if cuda else ())
 
 
 def _with_supervisor(seen: Tree) -> Tree:
@@ -162,10 +174,12 @@ def _as_before_the_stop(process: Process, before: Process | None) -> Process:
     )
 
 
-def cuda_of(ids: Sequence[ProcessId], *, force_program: bool) -> tuple[CudaProcess, ...]:
+def cuda_of(
+    ids: Sequence[ProcessId], *, force_program: bool = False, probe: Asking | None = None
+) -> tuple[CudaProcess, ...]:
     """The CUDA processes among these. Raises MachineLacks when the driver does not answer."""
     try:
-        return cuda_processes(ids, force_program=force_program)
+        return cuda_processes(ids, force_program=force_program) if probe is None else probe.about(ids)
     except ProbeFailed as error:
         raise MachineLacks(str(error), "`gpuckpt inspect` says what this host's GPU driver can do") from None
 
@@ -173,8 +187,8 @@ def cuda_of(ids: Sequence[ProcessId], *, force_program: bool) -> tuple[CudaProce
 def dump_facts(request: DumpRequest, machine: Machine) -> DumpFacts:
     """All that a dump is judged by."""
     parent = request.image.parent
-    with meanwhile(lambda: host(machine, parent)) as asked:
-        seen = tree(request.pid, machine, keep_argv=request.keep_argv, force_program=request.force_program)
+    with meanwhile(machine.look) as look, meanwhile(lambda: host(machine, parent, lambda: look().driver)) as asked:
+        seen = tree(request.pid, machine, keep_argv=request.keep_argv, force_program=request.force_program, look=look)
         here = asked()
     parent_seen = parent.stat() if os.path.isdir(parent) else None  # noqa: PTH112 - may be unreadable to this user
     return DumpFacts(

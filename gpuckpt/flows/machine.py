@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpuckpt.accelerators import Accelerator
+    from gpuckpt.accelerators.protocol import Look
     from gpuckpt.model.facts import CriuProgram, GpuDriver
     from gpuckpt.model.report import Event
 
@@ -30,8 +31,12 @@ class Machine:
 
     def gpu_driver(self) -> GpuDriver:
         """The GPU driver's facts, also where there is none."""
+        return self.look().driver
+
+    def look(self) -> Look:
+        """The GPU driver's facts, also where there is none, and who uses the GPUs."""
         accelerator = self.accelerator() or self.accelerators[0]
-        return accelerator.driver()
+        return accelerator.look()
 
 
 def this_machine(listener: Callable[[Event], None]) -> Machine:

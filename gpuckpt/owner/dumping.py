@@ -59,7 +59,7 @@ END_SECONDS = 90.0
 """How long CRIU may take to let go of the tree, or to end it. Longer than its own limit for freezing it."""
 
 GONE_SECONDS = 10.0
-REAP_SECONDS = 0.2
+REAP_SECONDS = 0.1
 """A parent that waits for its child needs less. The init of a container may take seconds: a restore waits for it."""
 STEP_SECONDS = 0.2
 

@@ -26,6 +26,9 @@ EXTRA_DIRECTORIES = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/local/bin", 
 
 SHELL = "/bin/sh"
 
+PIPE = subprocess.PIPE
+"""For the `stdin` of `start`: see `Child.collect`."""
+
 PASSED_ON = (
     "PATH",
     "HOME",
@@ -152,10 +155,13 @@ class Child:
         except subprocess.TimeoutExpired:
             return None
 
-    def collect(self, timeout: float) -> Completed:
-        """All that a program whose output is captured prints, to its end; after `timeout` seconds as in `run`."""
+    def collect(self, timeout: float, told: str = "") -> Completed:
+        """All that a program whose output is captured prints, to its end; after `timeout` seconds as in `run`.
+
+        `told`: what it gets on its standard input, where that is a PIPE.
+        """
         try:
-            stdout, stderr = self.process.communicate(timeout=timeout)
+            stdout, stderr = self.process.communicate(told.encode() or None, timeout=timeout)
             timed_out = False
         except subprocess.TimeoutExpired:
             self.kill_group()

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from gpuckpt.accelerators import nvidia, nvml
+from gpuckpt.accelerators import cuda_probe, nvidia, nvml
 from gpuckpt.accelerators.cuda import CudaApi
 from gpuckpt.accelerators.cuda_program import CudaProgram
 from gpuckpt.accelerators.nvidia import Nvidia
+from gpuckpt.flows import gather
+from gpuckpt.flows.machine import this_machine
 from gpuckpt.model.errors import MachineLacks
+from gpuckpt.model.requests import DumpRequest
 from tests import harness
 
 
@@ -201,6 +204,44 @@ def test_the_suspender_is_the_api_or_the_program(host):
     host.configure(driver="550.54.15")
     with pytest.raises(MachineLacks, match=r"550\.54\.15 is too old"):
         Nvidia().suspender()
+
+
+def test_who_is_only_to_be_asked_needs_no_nvml(host, monkeypatch, tmp_path, start_fake_cuda_app):
+    host.fail("nvml.init=crash")
+    module = tmp_path / "version"
+    monkeypatch.setattr(nvidia, "KERNEL_MODULE", module)
+    module.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n")
+    app = start_fake_cuda_app("--mib", "2")
+    questioner = Nvidia().questioner()
+    assert isinstance(questioner, CudaApi)
+    assert questioner.state(app.pid) == "running"
+    assert questioner.restore_tid(app.pid)
+    module.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  565.57.01  Release Build\n")
+    assert isinstance(Nvidia().questioner(), CudaProgram)
+    module.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Release Build\n")
+    with pytest.raises(MachineLacks, match=r"550\.54\.15 is too old"):
+        Nvidia().questioner()
+    module.unlink()
+    with pytest.raises(MachineLacks):  # only NVML can tell, and it crashes
+        Nvidia().questioner()
+
+
+def test_nvml_is_asked_once_before_a_dump(host, monkeypatch, tmp_path, start_fake_cuda_app):
+    app = start_fake_cuda_app("--mib", "2")
+    asked, read = [], nvml.read
+    monkeypatch.setattr(nvml, "read", lambda: asked.append(1) or read())
+    facts = gather.dump_facts(DumpRequest(pid=app.pid, image=tmp_path / "img"), this_machine(lambda _event: None))
+    assert len(asked) == 1
+    assert [one.id.pid for one in facts.tree.cuda] == [app.pid]
+    assert [use.memory_bytes for use in facts.tree.gpu_uses] == [2 << 20]
+    assert facts.host.gpu.interface == "api"
+
+
+def test_a_probe_that_is_not_asked_ends(host):
+    probe = cuda_probe.Asking()
+    pid = probe._child.pid
+    probe.close()
+    assert not harness.alive(pid)
 
 
 def test_forcing_a_program_that_is_not_there(host, monkeypatch):
