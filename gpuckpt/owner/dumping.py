@@ -61,6 +61,8 @@ END_SECONDS = 90.0
 GONE_SECONDS = 10.0
 REAP_SECONDS = 0.1
 """A parent that waits for its child needs less. The init of a container may take seconds: a restore waits for it."""
+OF_INIT = "zombie of 1 "
+"""It reaps what it is given, sooner or later: nothing to tell."""
 STEP_SECONDS = 0.2
 
 
@@ -311,7 +313,7 @@ class DumpWork:
             seconds=self._clock.seconds,
             frozen_seconds=now - (self._clock.frozen_since or now),
             stopped_seconds=now - (self._clock.stopped_since or now),
-            not_reaped=[f"{identity.pid}: {why}" for identity, why in left],
+            not_reaped=[f"{identity.pid}: {why}" for identity, why in left if not why.startswith(OF_INIT)],
             notes=self._huge_pages.notes,
         )
 
