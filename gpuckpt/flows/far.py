@@ -41,9 +41,10 @@ def connect(reach: Reach, pace: Pace | None = None) -> SshStore | SftpStore:
                 f"make this work first: {caller.by_hand()} '{reach.remote_command} inspect'",
             ) from None
         why = str(missing)
-    from gpuckpt.stores.sftp import SftpStore  # noqa: PLC0415  paramiko takes 0.2 s to load
+    call = caller.sftp()  # it connects meanwhile
+    from gpuckpt.stores.sftp import SftpStore  # noqa: PLC0415  paramiko takes 0.1 to 0.2 s to load
 
-    return SftpStore(caller, why)
+    return SftpStore(caller, why, call)
 
 
 def connect_or_fail(reach: Reach, pace: Pace | None = None) -> SshStore | SftpStore:

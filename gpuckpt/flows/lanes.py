@@ -28,9 +28,10 @@ FAR_AWAY_SECONDS = 0.02
 LANES_FAR_AWAY = 8
 WORTH_A_LANE_FAR_AWAY = 32 << 20
 MOST_LANES_NEAR = 4
-CORES_FOR_A_LANE = 2
-"""ssh encrypts on one, what reads, hashes and writes needs most of another: on 2 cores 1 GB took 5.0 s of CPU over one
-connection and 6.5 s over two."""
+CORES_FOR_A_LANE = 1
+"""Each end of a connection is one process: where a new page of the target costs as much as its encryption, one leaves
+a core idle. 2 GB over loopback on 2 cores, medians of six: 5.0 s over one connection, 4.0 s over two; 1 GB took 2.0 s
+either way. Three on 2 cores are slower than two."""
 WORTH_A_LANE_NEAR = 256 << 20
 """A connection costs some 0.4 s of both sides, in which another one carries half of this."""
 

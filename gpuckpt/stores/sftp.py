@@ -32,25 +32,24 @@ if TYPE_CHECKING:
     from gpuckpt.model.manifest import Part
     from gpuckpt.stores.directory import Admit
     from gpuckpt.stores.protocol import Offer, Ticker
-    from gpuckpt.system.ssh import Caller
+    from gpuckpt.system.ssh import Call, Caller
 
 
 class SftpStore:
     """A bare SFTP host."""
 
-    def __init__(self, caller: Caller, why: str = "") -> None:
-        """`why`: why there is no gpuckpt. Raises GpuckptError, LinkLost."""
+    def __init__(self, caller: Caller, why: str = "", call: Call | None = None) -> None:
+        """`why`: why there is no gpuckpt; `call`: its SFTP server is being called. Raises GpuckptError, LinkLost."""
         self.caller = caller
         self.where = caller.account.host
         self.why = why
-        self.first = self._session(further=False)
+        self.first = self._session(call or caller.sftp())
         self.without_programs = set(farsums.PROGRAMS if why == ONLY_SFTP else ())
         """What was tried and could not be run there."""
         self.busy = threading.Lock()
         """Held while the first session carries pieces or is asked something at length."""
 
-    def _session(self, *, further: bool) -> Sftp:
-        call = self.caller.sftp(further=further)
+    def _session(self, call: Call) -> Sftp:
         try:
             return Sftp(call)
         except (LinkLost, EOFError) as lost:
@@ -70,7 +69,7 @@ class SftpStore:
 
     def another(self) -> Sftp:
         """A session besides the first. Raises LinkLost, GpuckptError."""
-        return self._session(further=True)
+        return self._session(self.caller.sftp(further=True))
 
     def give_back(self, session: Sftp) -> None:
         """A session that carries no pieces any more."""
