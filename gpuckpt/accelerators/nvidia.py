@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -15,7 +16,7 @@ from gpuckpt.model.facts import GpuDriver, GpuUse
 from gpuckpt.system import commands
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from gpuckpt.accelerators.protocol import Suspender
 
@@ -35,6 +36,10 @@ class Nvidia:
     """See Accelerator."""
 
     name = "nvidia"
+
+    def __init__(self) -> None:
+        self._prepared: list[nvml.Prepared] = []
+        """At most one."""
 
     def present(self) -> bool:
         """See Accelerator: the kernel module is loaded, or LD_LIBRARY_PATH names a libcuda."""
@@ -57,16 +62,17 @@ class Nvidia:
         """
         if not self.present():
             return Look(GpuDriver(problem="no NVIDIA driver is loaded on this host"))
-        readings = nvml.read()
+        try:
+            readings = self._prepared.pop().read()
+        except IndexError:
+            readings = nvml.read()
         return Look(self._facts(readings), tuple(readings.uses))
 
-    def driver_soon(self) -> Callable[[], GpuDriver]:
+    def get_ready(self) -> None:
         """See Accelerator."""
-        try:
-            prepared = nvml.Prepared()
-        except OSError:
-            return self.driver
-        return lambda: self._facts(prepared.read())
+        if self.present() and not self._prepared:
+            with contextlib.suppress(OSError):  # it is asked in the plain way then
+                self._prepared.append(nvml.Prepared())
 
     @staticmethod
     def _facts(readings: nvml.Readings) -> GpuDriver:

@@ -12,7 +12,7 @@ from gpuckpt.model.facts import CudaState, GpuDriver, GpuUse
 from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 SUCCESS = 0
 INVALID_VALUE = 1
@@ -213,8 +213,8 @@ class Accelerator(Protocol):
         """The facts about driver and GPUs. Never raises: what could not be read is a `problem`, in words."""
         ...
 
-    def driver_soon(self) -> Callable[[], GpuDriver]:
-        """What takes time of `driver` is done from now on; calling what is returned, once, gives the facts of then."""
+    def get_ready(self) -> None:
+        """It will be looked at once soon: what takes time of that is done from now on."""
         ...
 
     def look(self) -> Look:

@@ -176,7 +176,7 @@ def dump(
         sign_key=None if sign_key is None else options.absolute(sign_key),
     )
     manner = Manner(as_json, quiet, verbose, asked.dry_run, one_line=series is not None)
-    return carry_out(manner, lambda listener: _run(request, listener), "dump")
+    return carry_out(manner, lambda listener: _run(request, listener), "dump", looks_at_gpus=True)
 
 
 def _series(  # the options that only a series has

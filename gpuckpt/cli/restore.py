@@ -190,7 +190,8 @@ def restore(
             allowed_signers=None if allowed_signers is None else options.absolute(allowed_signers),
         )
     manner = Manner(as_json, quiet, verbose, dry_run, shares_terminal=wait)
-    return carry_out(manner, lambda listener: _run(request, listener), "restore" if tree is None else "repair")
+    flow = "restore" if tree is None else "repair"
+    return carry_out(manner, lambda listener: _run(request, listener), flow, looks_at_gpus=tree is None)
 
 
 def _place(image: str, where: Location | None, ways: Ways) -> Path:

@@ -27,11 +27,19 @@ def carry_out(
     act: Callable[[Listener], Report],
     flows: str = "run",
     within: Callable[[Callable[[], int]], int] = lambda work: work(),
+    *,
+    looks_at_gpus: bool = False,
 ) -> int:
     """Run a flow, whose module among the flows is named, show its report, and give the exit status.
 
-    `within` is given all that, and gives its status: where it gives up rights for it.
+    `within` is given all that, and gives its status: where it gives up rights for it. `looks_at_gpus`: before anything
+    else; what has to be started for that starts while the flow is loaded.
     """
+    if looks_at_gpus:
+        from gpuckpt.accelerators import ACCELERATORS  # noqa: PLC0415
+
+        for accelerator in ACCELERATORS:
+            accelerator.get_ready()
     # Not earlier: --help and TAB must not load the flows. Not later: signals end in words until here.
     importlib.import_module(f"gpuckpt.flows.{flows}")
     return within(lambda: _shown(manner, act))

@@ -33,8 +33,6 @@ from gpuckpt.owner.unwind import Means
 from gpuckpt.system import procfs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gpuckpt.accelerators.protocol import Suspender
 
 
@@ -151,18 +149,14 @@ class _Driver:
 
     def __init__(self) -> None:
         self._accelerator = next((one for one in ACCELERATORS if one.present()), None)
-        self._soon: Callable[[], GpuDriver] | None = None
 
     def get_ready(self) -> None:
         """It will be asked soon."""
-        if self._accelerator is not None and self._soon is None:
-            self._soon = self._accelerator.driver_soon()
+        if self._accelerator is not None:
+            self._accelerator.get_ready()
 
     def __call__(self) -> GpuDriver:
-        if self._accelerator is None:
-            return GpuDriver()
-        ask, self._soon = self._soon or self._accelerator.driver, None
-        return ask()
+        return GpuDriver() if self._accelerator is None else self._accelerator.driver()
 
 
 if __name__ == "__main__":

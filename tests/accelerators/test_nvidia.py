@@ -120,9 +120,11 @@ def test_one_bad_gpu_does_not_hide_the_others(host, monkeypatch, fault, words):
 
 def test_facts_that_were_prepared_are_those_of_when_they_are_asked_for(host):
     host.configure(gpus=2, total=64 << 20)
-    ask = Nvidia().driver_soon()
+    gpus = Nvidia()
+    gpus.get_ready()
+    gpus.get_ready()
     host.configure(others_1=5 << 20)
-    facts = ask()
+    facts = gpus.driver()
     assert [gpu.memory_free_bytes for gpu in facts.gpus] == [64 << 20, 59 << 20]
     assert facts == Nvidia().driver()
 
@@ -132,15 +134,16 @@ def test_a_prepared_probe_that_fails_is_asked_anew(host, monkeypatch, fault):
     monkeypatch.setattr(nvml, "DEVICE_SECONDS", 1.5)
     monkeypatch.setattr(nvml, "PREPARED_SECONDS", 1.5)
     host.configure(gpus=2)
+    gpus = Nvidia()
     if fault.startswith("nvml.init"):
         host.fail(fault)
-        ask = Nvidia().driver_soon()
+        gpus.get_ready()
         time.sleep(0.5)  # it is dead by then
         host.fail("state=0 call 99999")
     else:
-        ask = Nvidia().driver_soon()
+        gpus.get_ready()
         host.fail(fault)
-    facts = ask()
+    facts = gpus.driver()
     assert [bool(gpu.problem) for gpu in facts.gpus] == [fault.startswith("nvml.0"), False]
 
 
