@@ -217,7 +217,7 @@ class Run:
                     self.note(f"fewer connections than wanted: {why}")
 
     def _lanes(self, ends: Ends, size: int, pieces: int) -> int:
-        return lane_count(self._reach.connections, ends.far.round_trip_seconds(), size, pieces)
+        return lane_count(self._reach.connections, ends.far.round_trip_seconds(), size, pieces, into_files=True)
 
     def _look(self, store: FarSide) -> None:
         self._interruption.check()

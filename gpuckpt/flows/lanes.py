@@ -28,22 +28,31 @@ FAR_AWAY_SECONDS = 0.02
 LANES_FAR_AWAY = 8
 WORTH_A_LANE_FAR_AWAY = 32 << 20
 MOST_LANES_NEAR = 4
-CORES_FOR_A_LANE = 1
-"""Each end of a connection is one process: where a new page of the target costs as much as its encryption, one leaves
-a core idle. 2 GB over loopback on 2 cores, medians of six: 5.0 s over one connection, 4.0 s over two; 1 GB took 2.0 s
-either way. Three on 2 cores are slower than two."""
+CORES_FOR_A_LANE = 2
+"""ssh encrypts on one, what reads, hashes and writes needs most of another."""
 WORTH_A_LANE_NEAR = 256 << 20
 """A connection costs some 0.4 s of both sides, in which another one carries half of this."""
+WORTH_SHARING_CORES = 768 << 20
+"""Into files one for each core: the far side's one process also makes each new page of the file, which takes as long
+as decrypting it. On 2 cores, both sides there, 2 GB took 5.0 s over one connection and 4.0 s over two (medians of six),
+1 GB 1.6 and 1.8 s, and a restore of 1.8 GB 2.9 and 3.1 s; three are slower than two."""
 
 
-def lane_count(wanted: int | None, round_trip_seconds: float, size: int, pieces: int) -> int:
-    """How many connections shall carry `size` bytes in so many pieces; `wanted` is what the person asked for."""
+def lane_count(
+    wanted: int | None, round_trip_seconds: float, size: int, pieces: int, *, into_files: bool = False
+) -> int:
+    """How many connections shall carry `size` bytes in so many pieces; `wanted` is what the person asked for.
+
+    `into_files`: they are stored at the other end, not used at once.
+    """
     if wanted is not None:
         return max(1, min(wanted, pieces))
     if round_trip_seconds > FAR_AWAY_SECONDS:
         return max(1, min(LANES_FAR_AWAY, size // WORTH_A_LANE_FAR_AWAY))
     cores = len(os.sched_getaffinity(0))
-    return max(1, min(MOST_LANES_NEAR, cores // CORES_FOR_A_LANE, size // WORTH_A_LANE_NEAR))
+    with_room = min(cores // CORES_FOR_A_LANE, size // WORTH_A_LANE_NEAR)
+    sharing = min(cores, size // WORTH_SHARING_CORES) if into_files else 0
+    return max(1, min(MOST_LANES_NEAR, max(with_room, sharing)))
 
 
 def missing_pieces(parts: Sequence[Part], held: dict[int, Sequence[tuple[int, int]]]) -> list[Piece]:

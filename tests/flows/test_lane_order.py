@@ -68,22 +68,26 @@ def test_nothing_is_taken_after_the_end():
 
 
 @pytest.mark.parametrize(
-    ("cores", "seconds", "size", "count"),
+    ("cores", "seconds", "size", "used_at_once", "into_files"),
     [
-        (2, 0.001, 100 << 30, 2),
-        (3, 0.001, 100 << 30, 3),
-        (64, 0.001, 100 << 30, 4),
-        (64, 0.001, 300 << 20, 1),
-        (1, 0.001, 100 << 30, 1),
-        (2, 0.1, 100 << 30, 8),
-        (2, 0.1, 100 << 20, 3),
-        (2, 0.1, 1, 1),
+        (2, 0.001, 100 << 30, 1, 2),
+        (2, 0.001, 1 << 30, 1, 1),
+        (3, 0.001, 100 << 30, 1, 3),
+        (4, 0.001, 1 << 30, 2, 2),
+        (4, 0.001, 100 << 30, 2, 4),
+        (64, 0.001, 100 << 30, 4, 4),
+        (64, 0.001, 300 << 20, 1, 1),
+        (1, 0.001, 100 << 30, 1, 1),
+        (2, 0.1, 100 << 30, 8, 8),
+        (2, 0.1, 100 << 20, 3, 3),
+        (2, 0.1, 1, 1, 1),
     ],
 )
-def test_how_many_connections(monkeypatch, cores, seconds, size, count):
+def test_how_many_connections(monkeypatch, cores, seconds, size, used_at_once, into_files):
     """Near by they are limited by cores, far away by their windows."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(cores)))
-    assert lane_count(None, seconds, size, 1000) == count
+    assert lane_count(None, seconds, size, 1000) == used_at_once
+    assert lane_count(None, seconds, size, 1000, into_files=True) == into_files
 
 
 def test_as_many_connections_as_were_asked_for():
