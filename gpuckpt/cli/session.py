@@ -7,7 +7,9 @@ reader of stderr must never hold up a dump, for the job is frozen meanwhile.
 from __future__ import annotations
 
 import importlib
+import os
 import signal
+import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
     from gpuckpt.model.report import Event, Report
 
     Listener = Callable[[Event], None]
+
+SAY_SECONDS = 2.0
+"""After a signal, for what is left to be said."""
 
 
 def carry_out(
@@ -54,10 +59,9 @@ def _shown(manner: Manner, act: Callable[[Listener], Report]) -> int:
         report = act(listener)
         if report.error is not None:
             origins.trace(report.error)
-        _let_signals_end_us_as(final_status(report))
+        words = _LastWords(final_status(report))
     status = present(report, manner)
-    # All is done and said. Python would put the plain way back while it ends, and the status would say what is not so.
-    on_signals(signal.SIG_IGN)
+    words.are_said()
     return status
 
 
@@ -67,11 +71,31 @@ def _let_signals_end_us() -> None:
     on_signals(signal.SIG_DFL)
 
 
-def _let_signals_end_us_as(status: int) -> None:
-    """The work is done, and no signal changes what came of it: 143 of a dump would say that the job runs on."""
+class _LastWords:
+    """The work is done, and no signal changes what came of it: 143 of a dump would say that the job runs on.
 
-    def end(_number: int, _frame: FrameType | None) -> None:
+    What is being said is said to its end; where nobody takes it, a second signal ends us, or SAY_SECONDS.
+    """
+
+    def __init__(self, status: int) -> None:
+        """`status`: with which we end in any case."""
+        self._status = status
+        self._patience: threading.Timer | None = None
+        on_signals(self._note)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        on_signals(self._end)
+        self._patience = threading.Timer(SAY_SECONDS, os._exit, (self._status,))
+        self._patience.daemon = True
+        self._patience.start()
+
+    def _end(self, _number: int, _frame: FrameType | None) -> None:
         on_signals(signal.SIG_IGN)
-        raise SystemExit(status)
+        raise SystemExit(self._status)
 
-    on_signals(end)
+    def are_said(self) -> None:
+        """Nothing ends us any more but ourselves."""
+        # Python would put the plain way back while it ends, and the status would say what is not so.
+        on_signals(signal.SIG_IGN)
+        if self._patience is not None:
+            self._patience.cancel()

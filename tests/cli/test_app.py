@@ -334,6 +334,40 @@ def test_a_signal_after_the_flow_does_not_change_what_it_came_to(flow, gpuckpt, 
     assert signal.getsignal(number) is signal.SIG_IGN
 
 
+SIGNALLED = """
+import os, signal, sys
+import gpuckpt.cli.render as render
+from gpuckpt.cli import session
+from gpuckpt.cli.manner import Manner
+from gpuckpt.model.report import Report
+present = render.present
+def late(report, manner):
+    os.kill(os.getpid(), signal.SIGHUP)
+    return present(report, manner)
+render.present = late
+sys.exit(session._shown(Manner(json=True), lambda listener: Report("dump", "ok", "ended", {"note": "x" * int(sys.argv[1])})))
+"""
+
+
+def signalled(size: int, **options) -> subprocess.Popen:
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.Popen([sys.executable, "-c", SIGNALLED, str(size)], stdout=subprocess.PIPE, env=env, **options)
+
+
+def test_a_signal_before_the_report_is_written_does_not_swallow_it():
+    process = signalled(1)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert json.loads(out)["process"] == "ended"
+
+
+def test_a_report_that_nobody_takes_does_not_keep_a_signalled_run():
+    """More than a pipe holds."""
+    process = signalled(1 << 20)
+    assert process.wait(60) == 0
+    process.stdout.close()
+
+
 def test_nohup_stays(flow, gpuckpt):
     flow.answer = dump_report()
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
