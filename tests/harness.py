@@ -29,7 +29,7 @@ def criu_or_reason() -> tuple[str | None, str]:
     return None, "no CRIU that passes `criu check` (make setup brings one)"
 
 
-def slow_criu(place: Path, verb: str, seconds: int) -> dict[str, str]:
+def slow_criu(place: Path, verb: str, seconds: float) -> dict[str, str]:
     """The environment for a CRIU that begins VERB only after so many seconds: a limit passes first on any machine."""
     criu, _ = criu_or_reason()
     program = place / "slow-criu"
