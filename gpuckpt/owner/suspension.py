@@ -18,6 +18,7 @@ import time
 from typing import TYPE_CHECKING
 
 from gpuckpt.accelerators import DriverError, asking
+from gpuckpt.owner.prefault import ahead_of_copies
 from gpuckpt.system import procfs
 from gpuckpt.system.hold import Hold, HoldError
 
@@ -107,7 +108,8 @@ def checkpoint_all(tree: TreeOrder, suspender: Suspender, journal: Journal, dead
         everyone = _everyone(tree, suspender)
         journal.write("checkpoint")
         seconds = COPY_SECONDS if deadline is None else max(0.0, deadline - time.monotonic()) + PATIENCE_SECONDS
-        errors = in_parallel(tree.cuda, lambda member: suspender.checkpoint(member.id.pid), seconds)
+        with ahead_of_copies(tree.cuda):
+            errors = in_parallel(tree.cuda, lambda member: suspender.checkpoint(member.id.pid), seconds)
         if errors:
             raise SuspendFailed(str(errors[0]))
         _refuse_leftovers(everyone)

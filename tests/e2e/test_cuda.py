@@ -123,6 +123,23 @@ def start_slow_dump(fake_gpu, app, image, act, copy_ms=3000):
     return run
 
 
+def test_the_pages_of_the_copy_are_there_before_the_driver_comes_to_them(work, fake_gpu, start_fake_cuda_app):
+    """The fake driver maps its copy, sleeps, and fills it."""
+    fake_gpu.configure(total=8 << 30)
+    app = start_fake_cuda_app("--mib", "256")
+    app.wait_for_steps(1)
+    before = app.checksum()
+    harness.wait_for(lambda: harness.resident(app.pid) < 200 << 20, "what the digest needed is free again")
+    run = start_slow_dump(fake_gpu, app, work / "img", "checkpoint", copy_ms=4000)
+    harness.wait_for(lambda: harness.resident(app.pid) >= 256 << 20, "the pages are there")
+    assert fake_gpu.used_bytes() == 256 << 20, "and the driver has not come to them"
+    assert run.wait(60) == 0
+    run.communicate()
+    app.process.wait(10)
+    assert gpuckpt("restore", work / "img", "--settle", 0.3, env=fake_gpu.variables).status == 0
+    assert app.checksum() == before
+
+
 @pytest.mark.parametrize("act", ["lock", "checkpoint"])
 def test_main_killed_in_the_suspension_leaves_the_job_running(work, fake_gpu, app, act):
     if act == "lock":

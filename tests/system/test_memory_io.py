@@ -111,6 +111,57 @@ def test_whether_it_is_possible(child):
     assert "process_vm_writev" in memory_io.why_not(2**22 + 1)
 
 
+def present(pid: int, address: int) -> int:
+    """Bytes of the mapping at `address` that are there."""
+    with open(f"/proc/{pid}/smaps") as lines:
+        next(line for line in lines if line.startswith(f"{address:x}-"))
+        return int(next(line for line in lines if line.startswith("Rss:")).split()[1]) << 10
+
+
+def test_prefault_makes_pages_and_changes_none(child):
+    memory_io.Writer(bytearray(b"x" * 4096)).write(child.pid, [(child.start + 8192, 0, 4096)])
+    before = child.digest()  # it reads all: what it had not has the page of zeros now
+    with open(f"/proc/{child.pid}/pagemap", "rb") as pagemap:
+
+        def frames():
+            pagemap.seek(child.start // 4096 * 8)
+            return {pagemap.read(8)[:7] for _ in range((8 << 20) // 4096)}
+
+        for first in range(0, 8 << 20, memory_io.PREFAULT_BYTES):
+            memory_io.prefault(child.pid, child.start + first, memory_io.PREFAULT_BYTES)
+        if os.geteuid() == 0:
+            assert len(frames()) == (8 << 20) // 4096  # each has a frame of its own, the next write finds it
+    assert child.digest() == before
+
+
+def test_prefault_of_untouched_memory():
+    program = (
+        "import ctypes, mmap\n"
+        "m = mmap.mmap(-1, 16 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+        "m.madvise(mmap.MADV_NOHUGEPAGE)\n"
+        "print(ctypes.addressof(ctypes.c_char.from_buffer(m)), flush=True)\n"
+        "input(); print(m[:].count(0))"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        start = int(process.stdout.readline())
+        assert present(process.pid, start) == 0
+        memory_io.prefault(process.pid, start, memory_io.PREFAULT_BYTES)
+        assert present(process.pid, start) == memory_io.PREFAULT_BYTES
+        memory_io.prefault(process.pid, start + (12 << 20), 4096)
+        assert present(process.pid, start) == memory_io.PREFAULT_BYTES + 4096
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        assert int(process.stdout.readline()) == 16 << 20
+
+
+def test_prefault_where_nothing_is_and_of_nobody(child):
+    memory_io.prefault(child.pid, 4096, 4096)
+    child.process.kill()
+    child.process.wait()
+    with pytest.raises(ProcessLookupError):
+        memory_io.prefault(child.pid, child.start, 4096)
+
+
 def test_only_writable_memory_is_written_to():
     area = mmap.mmap(-1, 4096, prot=mmap.PROT_READ, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with open("/proc/self/maps") as maps:
