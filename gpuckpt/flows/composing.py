@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gpuckpt.model.facts import Tree
     from gpuckpt.model.report import Finding
     from gpuckpt.model.requests import DumpRequest
+    from gpuckpt.owner.messages import CudaMember
     from gpuckpt.stores.directory import Image
     from gpuckpt.stores.partialimage import PartialImage
 
@@ -76,7 +77,7 @@ def manifest_of(
         captured=(*capture.saved, *(one.captured for one in capture.files.files)),
         stopped=tree.stopped,
         handed_over_stopped=bool(tree.cuda),
-        cuda=tuple(CudaSuspension(m.id, m.restore_tid, m.memory_bytes) for m in dumporder.members(tree)),
+        cuda=tuple(_suspension(member, capture.said.get("copies", {})) for member in dumporder.members(tree)),
         tcp=request.tcp,
         left_running=request.leave_running,
         lineage=gather.lineage_of(tree.root),
@@ -90,6 +91,11 @@ def manifest_of(
         notes=(*notes, *content.notes),
         full_created=base.manifest.full_created if base and content.bytes_shared else created,
     )
+
+
+def _suspension(member: CudaMember, copies: dict[str, list[list[int]]]) -> CudaSuspension:
+    ranges = tuple((start, end) for start, end in copies.get(str(member.id.pid), ()))
+    return CudaSuspension(member.id, member.restore_tid, member.memory_bytes, ranges)
 
 
 def restorable(manifest: Manifest, captured: Collection[str], *, left_running: bool) -> dict[str, Any]:

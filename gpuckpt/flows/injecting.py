@@ -12,20 +12,31 @@ from gpuckpt.model.errors import GpuckptError, ImageCorrupt, RestoreFailed
 from gpuckpt.system import hostsettings, memory_io
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from gpuckpt.flows.leandir import PackedMemory
+    from gpuckpt.images.memory import Range
+    from gpuckpt.model.manifest import Manifest
 
 
-def plan(packed: PackedMemory, criu: Path, owner_pid: int, *, plain: bool) -> tuple[MemoryPlan | None, str]:
+def worth_huge_pages(manifest: Manifest) -> dict[int, tuple[Range, ...]]:
+    """What shall have huge pages, where the kernel gives them to who asks: the copies that the driver will read."""
+    if not hostsettings.gives_huge_pages_if_asked():
+        return {}
+    return {one.id.pid: one.host_copies for one in manifest.cuda if one.host_copies}
+
+
+def plan(
+    packed: PackedMemory, criu: Path, owner_pid: int, huge: Mapping[int, Sequence[Range]], *, plain: bool
+) -> tuple[MemoryPlan | None, str]:
     """What to inject (None: nothing), and why not where that is worth a note. Raises ImageCorrupt."""
     if plain:
         return None, ""
     why_not = memory_io.why_not(owner_pid)
     if why_not:
         return None, f"the memory was restored by CRIU alone: {why_not}"
-    found = packed.plan(criu)
+    found = packed.plan(criu, huge)
     return (found, "") if found.bytes_injected >= leandir.WORTH_INJECTING else (None, "")
 
 

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 
 from gpuckpt.flows import gather
 from gpuckpt.images import criuformat, lean, memory
+from gpuckpt.images.advice import advise_huge_pages
 from gpuckpt.images.packindex import read_index
 from gpuckpt.model.errors import RestoreFailed
 from gpuckpt.model.records import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from gpuckpt.images.framesource import FrameSource
-    from gpuckpt.images.memory import MemoryPlan
+    from gpuckpt.images.memory import MemoryPlan, Range
     from gpuckpt.images.packindex import Index
     from gpuckpt.stores.directory import Image
 
@@ -52,9 +53,9 @@ class PackedMemory:
         """Let the frames go."""
         self.reader.close()
 
-    def plan(self, criu: Path) -> MemoryPlan:
-        """What could be injected of it. Raises ImageCorrupt."""
-        return memory.plan(criu, self.index.files, self.reader)
+    def plan(self, criu: Path, huge: Mapping[int, Sequence[Range]]) -> MemoryPlan:
+        """What could be injected of it; for `huge` see memory.plan. Raises ImageCorrupt."""
+        return memory.plan(criu, self.index.files, self.reader, huge=huge)
 
 
 def is_packed(image: Image) -> bool:
@@ -90,6 +91,8 @@ class Preparation:
     run_directory: Path
     packed: PackedMemory | None
     plan: MemoryPlan | None
+    huge: Mapping[int, Sequence[Range]]
+    """What is injected into huge pages, of each process (its pid in the image)."""
     free_memory_bytes: int | None
     edit_files: Callable[[bytes], bytes]
     """What CRIU shall find in files.img."""
@@ -113,6 +116,10 @@ class Preparation:
         self._link(path)
         for one in self.plan.processes if self.plan is not None else ():
             _replace(path / f"pagemap-{one.pid}.img", one.split.pagemap)
+            if one.pid in self.huge:
+                name = f"mm-{one.pid}.img"
+                raw = self.image.part(f"criu/{name}").read_bytes()
+                _replace(path / name, advise_huge_pages(raw, self.huge[one.pid], name))
         lean.write(path, files, self.packed.reader, self.going_on)
         return LeanDirectory(path, self.plan, size)
 

@@ -37,14 +37,16 @@ def prepare(
     Raises ImageCorrupt, RestoreFailed, OSError, and what `going_on` raises.
     """
     plan, note = None, ""
+    huge = injecting.worth_huge_pages(source.image.manifest)
     if packed is not None:
         criu = source.image.part("criu")
-        plan, note = injecting.plan(packed, criu, owner_pid, plain=facts.request.plain)
+        plan, note = injecting.plan(packed, criu, owner_pid, huge, plain=facts.request.plain)
     lean = Preparation(
         source.image,
         run.directory,
         packed,
         plan,
+        huge,
         facts.host.memory_available_bytes,
         lambda files_img: _for_this_restore(files_img, facts),
         going_on,

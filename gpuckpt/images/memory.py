@@ -207,23 +207,31 @@ def plan(
     frames: Dict[str, tuple[Frame, ...]],
     reader: FrameSource,
     minimum: int = MIN_MAPPING_BYTES,
+    huge: Dict[int, Sequence[Range]] | None = None,
 ) -> MemoryPlan:
     """What to inject of the image whose small CRIU files lie in `directory`.
 
+    `huge`: what will have huge pages, of each process (its pid in the image), beside what had asked for them.
     Raises ImageCorrupt, also where the pages files do not fit the pagemaps.
     """
-    return _Planner(directory, frames, reader, minimum).plan()
+    return _Planner(directory, frames, reader, minimum, huge or {}).plan()
 
 
 class _Planner:
     """One plan under work; remembers what it has read."""
 
     def __init__(
-        self, directory: Path, frames: Dict[str, tuple[Frame, ...]], reader: FrameSource, minimum: int
+        self,
+        directory: Path,
+        frames: Dict[str, tuple[Frame, ...]],
+        reader: FrameSource,
+        minimum: int,
+        huge: Dict[int, Sequence[Range]],
     ) -> None:
         self._directory = directory
         self._frames = frames
         self._reader = reader
+        self._huge = huge
         self._processes = criuformat.read_process_list(directory / criuformat.PSTREE)
         self._large = {one.pid: self._anonymous(one.pid, minimum) for one in self._processes}
         self._otherwise = {
@@ -254,7 +262,9 @@ class _Planner:
         fresh: list[Range] = []
         if all(frame.raw % PAGE == 0 for frame in self._frames[pages]):  # as we write them: only pages can be filled
             fresh = sorted(set(candidates) - self._otherwise[process.pid])
-        return ProcessMemory(process.pid, pages, divided, tuple(fresh))
+        huge = self._huge.get(process.pid, ())
+        small = tuple(part for one in fresh for part in subtract([one], huge)) if huge else tuple(fresh)
+        return ProcessMemory(process.pid, pages, divided, small)
 
     def _candidates(self, process: ImageProcess) -> list[Range]:
         """The mappings that are fit for it and not shared with the parent or a child."""

@@ -156,7 +156,7 @@ def decode_mappings(raw: bytes, where: str) -> tuple[Mapping, ...]:
     if len(messages) != 1:
         raise ImageCorrupt(f"{where}: {len(messages)} entries instead of one", _AGAIN)
     with _named(where):
-        return tuple(_mapping(body) for body in _chunks(messages[0], 14))
+        return tuple(decode_mapping(body) for body in _chunks(messages[0], 14))
 
 
 def _chunks(message: bytes, number: int) -> Iterator[bytes]:
@@ -165,7 +165,8 @@ def _chunks(message: bytes, number: int) -> Iterator[bytes]:
             yield field.value
 
 
-def _mapping(body: bytes) -> Mapping:
+def decode_mapping(body: bytes) -> Mapping:
+    """One of them, out of its bytes. Raises wire.Malformed."""
     values = _plain_numbers(body)
     start, end, prot, flags, status, advice = values[1], values[2], values[5], values[6], values[7], values[9]
     if start % PAGE or end % PAGE or not start < end <= ADDRESS_LIMIT:

@@ -108,6 +108,8 @@ class CudaSuspension:
     restore_tid: int
     gpu_memory_bytes: dict[str, int]
     """GPU UUID -> bytes in use before the suspension."""
+    host_copies: tuple[tuple[int, int], ...] = ()
+    """Where the driver has put its copy: ranges of addresses [start, end), whole pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,6 +276,8 @@ def _check_tree(manifest: Manifest) -> None:
         raise FormError("$.tree.processes: impossible process ids")
     if not {*manifest.stopped, *(one.id for one in manifest.cuda), *(one.id for one in manifest.tree.cuda)} <= {*ids}:
         raise FormError("$: a process is named that is not in the tree")
+    if not all(0 <= start < end for one in manifest.cuda for start, end in one.host_copies):
+        raise FormError("$.cuda: impossible addresses")
     if not 0 <= manifest.created < MAX_TIME:
         raise FormError("$.created: no possible time")
 

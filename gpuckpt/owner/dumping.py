@@ -101,6 +101,8 @@ class DumpWork:
         self._paths = criu.WorkPaths(Path(order.images), directory, plugins, self._gate.script)
         self._run: CriuRun | None = None
         self._huge_pages = HugePages(directory, wanted=order.huge_pages and means.suspender is not None)
+        self._copies: dict[int, list[tuple[int, int]]] = {}
+        """Where the driver's copies of GPU memory lie, by pid."""
         self._litter: list[object] = []
         """Files that CRIU leaves when it has ended the tree (system/files.py, Placed)."""
         self._given = self._runs_there = False
@@ -151,7 +153,9 @@ class DumpWork:
         self._clock.begin()
         self._main.send("phase", phase="gpu_to_host")
         self._clock.stopped_since = time.monotonic()
-        checkpoint_all(self._order.tree, self._means.suspender, self._means.journal, self._means.deadline)
+        self._copies = checkpoint_all(
+            self._order.tree, self._means.suspender, self._means.journal, self._means.deadline
+        )
         self._clock.end("gpu_to_host")
         stop_if_aborted(self._main)
         if not self._order.leave_running:
@@ -186,6 +190,7 @@ class DumpWork:
             run_id=criu_log.run_id(self._run.log_text()),
             log=str(self._paths.log),
             pids=[identity.pid for identity in procfs.tree_ids(order.tree.root)],
+            copies={str(pid): ranges for pid, ranges in self._copies.items()},
         )
 
     def _await_commit(self) -> None:

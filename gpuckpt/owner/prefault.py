@@ -36,11 +36,22 @@ Span = tuple[int, int]
 
 
 @contextlib.contextmanager
-def ahead_of_copies(members: Sequence[CudaMember]) -> Iterator[None]:
+def ahead_of_copies(members: Sequence[CudaMember]) -> Iterator[dict[int, list[Span]]]:
     """While this lasts, what the driver maps in these processes is made present; the application's threads are held.
 
-    Not for a process whose GPU memory is unknown: the copy is told from a reservation by its size.
+    Yields what is afterwards, where nothing was raised, the memory that came: pid -> ranges, whole pages.
     """
+    before = {member.id.pid: _writable_memory(member.id.pid) for member in members}
+    found: dict[int, list[Span]] = {}
+    with _making(members):
+        yield found
+    for pid, others in before.items():
+        found[pid] = [span for span in without(_writable_memory(pid), others) if span[1] - span[0] >= LEAST_BYTES]
+
+
+@contextlib.contextmanager
+def _making(members: Sequence[CudaMember]) -> Iterator[None]:
+    """Not for a process whose GPU memory is unknown: the copy is told from a reservation by its size."""
     known = [member for member in members if member.memory_bytes]
     threads = min(MOST_THREADS, len(os.sched_getaffinity(0)) - len(members))  # each copy keeps a core busy
     if not known or threads < 1:

@@ -95,8 +95,10 @@ def lock_all(tree: TreeOrder, suspender: Suspender, timeout_ms: int, journal: Jo
         raise SuspendFailed(str(errors[0]), "raise --lock-timeout if the job's GPU work takes longer")
 
 
-def checkpoint_all(tree: TreeOrder, suspender: Suspender, journal: Journal, deadline: float | None) -> None:
-    """Copy every process's GPU memory to the host, all at one instant of the CPU side.
+def checkpoint_all(
+    tree: TreeOrder, suspender: Suspender, journal: Journal, deadline: float | None
+) -> dict[int, list[tuple[int, int]]]:
+    """Copy every process's GPU memory to the host, all at one instant of the CPU side; where the copies lie, by pid.
 
     A copy that has begun cannot be taken back, so the deadline is met with some patience: its end is the
     shortest way to a running tree.
@@ -108,7 +110,7 @@ def checkpoint_all(tree: TreeOrder, suspender: Suspender, journal: Journal, dead
         everyone = _everyone(tree, suspender)
         journal.write("checkpoint")
         seconds = COPY_SECONDS if deadline is None else max(0.0, deadline - time.monotonic()) + PATIENCE_SECONDS
-        with ahead_of_copies(tree.cuda):
+        with ahead_of_copies(tree.cuda) as copies:
             errors = in_parallel(tree.cuda, lambda member: suspender.checkpoint(member.id.pid), seconds)
         if errors:
             raise SuspendFailed(str(errors[0]))
@@ -123,6 +125,7 @@ def checkpoint_all(tree: TreeOrder, suspender: Suspender, journal: Journal, dead
     finally:
         hold.let_go()
     await_stopped(everyone, time.monotonic() + STOP_SECONDS)
+    return copies
 
 
 def hold_all_but_restore_threads(hold: Hold, tree: TreeOrder) -> None:

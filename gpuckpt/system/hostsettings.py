@@ -73,6 +73,14 @@ def makes_large_pages() -> bool:
     return False
 
 
+def gives_huge_pages_if_asked() -> bool:
+    """Whether a mapping gets huge pages by madvise(2), and only by it."""
+    try:
+        return read(HUGE_PAGES) == "madvise"
+    except OSError:
+        return False
+
+
 def pipes_are_limited() -> bool:
     """Whether fs.pipe-max-size binds this process: root lacks CAP_SYS_RESOURCE in most containers.
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import stat
 from pathlib import Path
 
 import pytest
 
+from gpuckpt.system import hostsettings
 from tests import harness
 from tests.harness import gpuckpt
 
@@ -138,6 +140,36 @@ def test_the_pages_of_the_copy_are_there_before_the_driver_comes_to_them(work, f
     app.process.wait(10)
     assert gpuckpt("restore", work / "img", "--settle", 0.3, env=fake_gpu.variables).status == 0
     assert app.checksum() == before
+
+
+def test_the_copy_that_the_driver_reads_has_huge_pages_and_nothing_else_has(work, fake_gpu, start_fake_cuda_app):
+    """Where the kernel gives them if asked: the copy is known from the dump, and the driver unmaps it again."""
+    if not hostsettings.gives_huge_pages_if_asked():
+        pytest.skip("transparent huge pages are not `madvise` here")
+    fake_gpu.configure(total=8 << 30)
+    app = start_fake_cuda_app("--mib", "256")
+    app.wait_for_steps(1)
+    before = app.checksum()
+    assert gpuckpt("dump", "--tree", app.pid, work / "img", env=fake_gpu.variables).status == 0
+    app.process.wait(10)
+    [one] = json.loads((work / "img" / "manifest.json").read_text())["cuda"]
+    [(start, end)] = one["host_copies"]
+    assert end - start == 256 << 20
+    fake_gpu.fail("restore=hang:4")
+    run = harness.start_gpuckpt("restore", work / "img", env=fake_gpu.variables)
+    harness.wait_for(lambda: journal_act("cuda-restore", run), "the driver is at work")
+    maps = Path(f"/proc/{app.pid}/smaps").read_text()
+    assert run.wait(60) == 0
+    run.communicate()
+    assert app.checksum() == before
+    advised = {}
+    for area in re.split(r"\n(?=[0-9a-f]+-[0-9a-f]+ )", maps):
+        if " hg " in area:
+            first, last = (int(number, 16) for number in area.split()[0].split("-"))
+            advised[first, last] = int(re.search(r"AnonHugePages: *([0-9]+)", area)[1]) << 10
+    assert advised.keys() == {(start, end)}
+    assert advised[start, end] >= 250 << 20
+    assert " hg " not in Path(f"/proc/{app.pid}/smaps").read_text(), "the program's own memory is as it was"
 
 
 @pytest.mark.parametrize("act", ["lock", "checkpoint"])

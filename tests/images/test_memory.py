@@ -219,9 +219,9 @@ class Forge:
     def write(self, name, raw):
         (self.directory / name).write_bytes(raw)
 
-    def plan(self) -> MemoryPlan:
+    def plan(self, **options) -> MemoryPlan:
         self.write("pstree.img", image((wire.COMMON_MAGIC, 0x50273030), *self.tree))
-        return memory.plan(self.directory, self.frames, self)
+        return memory.plan(self.directory, self.frames, self, **options)
 
 
 @pytest.fixture
@@ -287,6 +287,19 @@ def test_what_the_kernel_writes_first_goes_through_criu(forge):
     held_out = {start + 0x600000, start + 0x700000, start + 0x701000}
     held_out |= set(range(start + 0x500000 - pagemaps.FRAMES_BYTES - PAGE, start + 0x500000, PAGE))
     assert set(range(start, start + 0x800000, PAGE)) - injected.keys() == held_out
+
+
+def test_what_will_have_huge_pages_is_injected_and_not_filled(forge):
+    """Each range that is filled lies in one mapping: the kernel fills no more at once."""
+    beside = Mapping(ORDINARY.end, ORDINARY.end + 0x1000000, 3, 0x22, 0x201)
+    forge.process(5, 0, [ORDINARY, beside], [(ORDINARY.start, 16), (beside.start, 16)])
+    huge = (ORDINARY.start + 0x200000, ORDINARY.start + 0x400000)
+    [one] = forge.plan(huge={5: [huge]}).processes
+    assert one.split.injected.bytes == 32 * PAGE
+    edges = [(ORDINARY.start, huge[0]), (huge[1], ORDINARY.end), (beside.start, beside.end)]
+    assert list(one.small_pages) == edges
+    [one] = forge.plan(huge={6: [huge]}).processes
+    assert list(one.small_pages) == [(ORDINARY.start, ORDINARY.end), (beside.start, beside.end)]
 
 
 def test_only_mappings_of_pages_made_one_by_one_are_filled(forge):
