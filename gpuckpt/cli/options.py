@@ -129,7 +129,10 @@ RemoteCommand = Annotated[
     typer.Option(
         "--remote-command",
         metavar="COMMAND",
-        help="How gpuckpt is started there, for example 'sudo -n gpuckpt'. By default as gpuckpt.",
+        help=(
+            "How gpuckpt is started there, for example 'sudo -n gpuckpt'. By default as gpuckpt. "
+            "'internal-sftp' for a host that offers SFTP and nothing else: then nothing else is tried."
+        ),
     ),
 ]
 SshConfig = Annotated[

@@ -15,7 +15,7 @@ from gpuckpt.model.errors import TransferFailed
 from gpuckpt.stores.farsums import is_command
 from gpuckpt.stores.landing import make_parent
 from gpuckpt.stores.ssh import COMMAND
-from gpuckpt.system import commands
+from gpuckpt.system import commands, limits
 from gpuckpt.system.apart import PASSED_ON, Confined, part
 from gpuckpt.system.confinement import Keep
 from gpuckpt.system.ssh import OwnSsh
@@ -60,6 +60,7 @@ def pull(request: PullRequest, work: Work) -> int:
 
 
 def _apart(reach: Reach, keep: Keep, errands: dict[str, Errand], work: Work) -> int:
+    limits.work_in_batches()
     if os.geteuid() != 0:
         return work()
     from gpuckpt.flows import far  # noqa: PLC0415  which asks the keeper

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpuckpt.flows import apart
 from gpuckpt.model.errors import MachineLacks, TransferFailed
 from gpuckpt.stores.protocol import IsSeries
-from gpuckpt.stores.ssh import COMMAND, NoGpuckpt, SshStore
+from gpuckpt.stores.ssh import COMMAND, ONLY_SFTP, NoGpuckpt, SshStore
 from gpuckpt.system.links import LinkLost, Pace
 from gpuckpt.system.ssh import Account, Caller
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gpuckpt.stores.sftp import SftpStore
 
 AGAIN = "the same command continues it"
+SFTP_ALONE = "internal-sftp"
+"""As a remote command: nothing else can be run there (sshd_config(5) calls it so), and nothing else is tried."""
 
 
 def account_of(reach: Reach) -> Account:
@@ -32,6 +34,8 @@ def connect(reach: Reach, pace: Pace | None = None) -> SshStore | SftpStore:
     """A host with gpuckpt, or a bare SFTP host. Raises GpuckptError, LinkLost."""
     account = account_of(reach)
     caller = Caller(account, pace, reach.stall_seconds, apart.keeper())
+    if reach.remote_command == SFTP_ALONE:
+        return _bare(caller, ONLY_SFTP)
     try:
         return SshStore(caller, reach.remote_command or COMMAND)
     except NoGpuckpt as missing:
@@ -40,7 +44,10 @@ def connect(reach: Reach, pace: Pace | None = None) -> SshStore | SftpStore:
                 f"gpuckpt does not answer on {account.host}: {missing}",
                 f"make this work first: {caller.by_hand()} '{reach.remote_command} inspect'",
             ) from None
-        why = str(missing)
+        return _bare(caller, str(missing))
+
+
+def _bare(caller: Caller, why: str) -> SftpStore:
     call = caller.sftp()  # it connects meanwhile
     from gpuckpt.stores.sftp import SftpStore  # noqa: PLC0415  paramiko takes 0.1 to 0.2 s to load
 

@@ -230,7 +230,7 @@ class Reach:
     ssh_config: Path | None = None
     """A file for ssh's -F, instead of the user's own."""
     remote_command: str | None = None
-    """How gpuckpt is started there; None: as `gpuckpt`, and without one there over SFTP."""
+    """How gpuckpt is started there; None: as `gpuckpt`, without one over SFTP; 'internal-sftp': SFTP alone."""
     may_ask: bool = False
     """A person sits at a terminal."""
     connections: int | None = None

@@ -144,14 +144,16 @@ class _Keeper:
         self._ssh, self._may_run, self._errands = ssh, may_run, errands
         self._passed_on, self._mask = passed_on, mask
         self._running: dict[int, tuple[Process, socket.socket]] = {}
+        self._ends: dict[int, int] = {}
+        """What becomes readable when a process has ended (a pidfd) -> its key in `_running`."""
 
     def attend(self) -> int:
         """Serve; returns how it has ended."""
         while True:
             asked = select.poll()
-            for descriptor in (self._channel.fileno(), *self._running):
+            for descriptor in (self._channel.fileno(), *self._running, *self._ends):
                 asked.register(descriptor, select.POLLIN)
-            ready = {descriptor for descriptor, _ in asked.poll(LOOK_SECONDS * 1000)}
+            ready = {self._ends.get(descriptor, descriptor) for descriptor, _ in asked.poll(LOOK_SECONDS * 1000)}
             self._pass_signals_on()
             for control in list(self._running):
                 self._look_at(control, spoken=control in ready)
@@ -199,6 +201,8 @@ class _Keeper:
             return {"error": str(lost)}, []
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._running[ours.fileno()] = started.process, ours
+        with contextlib.suppress(OSError):  # without one its end is seen at the next look
+            self._ends[procfs.end_of_child(started.pid or 0)] = ours.fileno()
         return {}, [started.stream.detach(), started.errors, theirs.detach()]
 
     def _unblocked(self) -> None:
@@ -210,6 +214,9 @@ class _Keeper:
 
     def _end(self, control: int) -> None:
         process, ours = self._running.pop(control)
+        for descriptor in [watched for watched, key in self._ends.items() if key == control]:
+            del self._ends[descriptor]
+            os.close(descriptor)
         if process.wait(0) is None:
             process.kill()
         status = process.wait(END_SECONDS)

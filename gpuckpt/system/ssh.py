@@ -87,6 +87,8 @@ class Started:
     """Its stdin and stdout."""
     errors: int
     """Where its stderr can be read."""
+    pid: int | None = None
+    """Its id, where it is a child of this process."""
 
 
 class Starter(Protocol):
@@ -213,7 +215,7 @@ class OwnSsh:
         finally:
             theirs.close()
             os.close(sink)
-        return Started(child, ours, stderr)
+        return Started(child, ours, stderr, child.pid)
 
     def _options(self, *, further: bool) -> list[str]:
         silent = further or not self._account.may_ask

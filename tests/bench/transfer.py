@@ -122,6 +122,9 @@ def ways(server: Sshd, image: Path, plain: Path, there: Path) -> dict[str, list[
         ],
         "gpuckpt push, bare SFTP": [*gpuckpt, "push", str(image), f"bare:{there}", "--ssh-config", config],
         "gpuckpt push, sftp+shell": [*gpuckpt, "push", str(image), f"far:{there}", "--ssh-config", config],
+        "gpuckpt push, told so": [
+            *gpuckpt, "push", str(image), f"bare:{there}", "--ssh-config", config, "--remote-command", "internal-sftp",
+        ],
         "sftp put -r": ["bash", "-c", f"echo put -r {plain} {there}/plain | sftp -q -b - -F {config} far"],
         "sftp put -r, the packs": ["bash", "-c", f"echo put -r {image} {there}/image | sftp -q -b - -F {config} far"],
     }  # fmt: skip

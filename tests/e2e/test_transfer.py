@@ -86,6 +86,20 @@ def test_a_host_with_a_shell_and_no_gpuckpt_has_digests_taken_there(sshd, image,
     assert content_of(there / "one") == content_of(image)
 
 
+def test_a_host_that_is_said_to_offer_sftp_alone_is_asked_for_nothing_else(sshd, image, there, tmp_path):
+    """Here there is a shell with programs: none of them is run."""
+    alone = ("--ssh-config", sshd.config, "--remote-command", "internal-sftp")
+    done = gpuckpt("push", image, f"far:{there}", *alone)
+    assert done.status == 0, done.stderr
+    assert done.report["data"]["verified"] == "BLAKE3 of every byte, read back over SFTP"
+    assert content_of(there / "one") == content_of(image)
+    assert gpuckpt("pull", f"bare:{there / 'one'}", tmp_path / "back", *alone).status == 0
+    assert content_of(tmp_path / "back" / "one") == content_of(image)
+    host = gpuckpt("inspect", "bare:", *alone)
+    assert host.status == 10
+    assert "no gpuckpt to ask" in host.error["message"]
+
+
 def test_the_next_image_of_a_series_sends_only_what_is_new(sshd, images, there):
     assert push(sshd, images / "one", there).status == 0
     second = push(sshd, images / "next", there)

@@ -10,7 +10,7 @@ from gpuckpt.system.procfs.cgroups import (
 )
 from gpuckpt.system.procfs.descriptors import gpu_files, uses_io_uring
 from gpuckpt.system.procfs.elf import build_id
-from gpuckpt.system.procfs.endings import Watched
+from gpuckpt.system.procfs.endings import Watched, end_of_child
 from gpuckpt.system.procfs.held import duplicate, is_filtered, vdso
 from gpuckpt.system.procfs.host import (
     HostPieces,
@@ -92,6 +92,7 @@ __all__ = [
     "describe_pid",
     "descriptor_path",
     "duplicate",
+    "end_of_child",
     "environment_values",
     "file_here",
     "gpu_files",

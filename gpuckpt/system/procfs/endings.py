@@ -49,6 +49,11 @@ class Watched:
         return None if self._pidfd is None else _of_reaped(self._pidfd)
 
 
+def end_of_child(pid: int) -> int:
+    """A descriptor that can be read once a child, which nobody has waited for, has ended. Raises OSError."""
+    return os.pidfd_open(pid)
+
+
 def _of_zombie(pid: int) -> int | None:
     words = (read_bytes(f"/proc/{pid}/stat") or b"").rpartition(b")")[2].split()
     # The first word is field 3, the state.
