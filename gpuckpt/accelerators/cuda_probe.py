@@ -12,6 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gpuckpt.accelerators import asking
+from gpuckpt.accelerators.orphans import child_of_us, end_with_parent
 from gpuckpt.accelerators.protocol import DriverError
 from gpuckpt.model.errors import MachineLacks
 from gpuckpt.model.facts import CudaProcess, ProcessId
@@ -35,7 +36,8 @@ class Asking:
 
     def __init__(self, *, force_program: bool = False) -> None:
         """Raises OSError where it cannot be started."""
-        argv = commands.python_module("gpuckpt.accelerators.cuda_probe", *(["--program"] if force_program else []))
+        options = [child_of_us(), *(["--program"] if force_program else [])]
+        argv = commands.python_module("gpuckpt.accelerators.cuda_probe", *options)
         self._child = commands.start(argv, capture=True, stdin=commands.PIPE, cwd="/")
         self._is_over = False
 
@@ -49,14 +51,14 @@ class Asking:
         """Those that have a CUDA context, with their restore thread and state; only once. Raises ProbeFailed."""
         answer = self._child.collect(TIMEOUT_SECONDS, " ".join(str(one.pid) for one in ids))
         self._is_over = True
+        by_pid = {one.pid: one for one in ids}
         try:
             said = json.loads(answer.stdout)
-        except ValueError:
+            if "problem" in said:
+                raise ProbeFailed(str(said["problem"]))
+            return tuple(CudaProcess(by_pid[pid], tid, state) for pid, tid, state in said["found"])
+        except (ValueError, TypeError, KeyError):
             raise ProbeFailed(f"the GPU driver gave no answer about the processes: {answer.describe()}") from None
-        if "problem" in said:
-            raise ProbeFailed(said["problem"])
-        by_pid = {one.pid: one for one in ids}
-        return tuple(CudaProcess(by_pid[pid], tid, state) for pid, tid, state in said["found"])
 
 
 def cuda_processes(ids: Sequence[ProcessId], *, force_program: bool = False) -> tuple[CudaProcess, ...]:
@@ -68,6 +70,7 @@ def main() -> None:
     """Print one JSON object: `found` with [pid, restore tid, state] of each CUDA process, or `problem`."""
     from gpuckpt.accelerators import ACCELERATORS  # noqa: PLC0415 - the list names modules that may load libraries
 
+    end_with_parent(sys.argv)
     force_program = "--program" in sys.argv
     accelerator = ACCELERATORS[0]
     try:

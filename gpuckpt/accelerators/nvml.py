@@ -8,13 +8,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpuckpt.accelerators.orphans import child_of_us
 from gpuckpt.model.facts import Gpu, GpuUse
 from gpuckpt.system import commands
 
 PROBE_MODULE = "gpuckpt.accelerators.nvml_probe"
 WHEN_TOLD = "--when-told"
 PREPARED_SECONDS = 5.0
-"""Of a probe that only has to read."""
+"""At least, of a probe that only has to read."""
 DEVICE_SECONDS = 30.0
 """NVML's start takes seconds per GPU where persistence mode is off."""
 ALL_SECONDS = 90.0
@@ -43,6 +44,8 @@ class Readings:
             message = json.loads(line)
         except ValueError:
             return
+        if not isinstance(message, dict):
+            return
         if "problem" in message:
             self.problem, self.code = message["problem"], message["code"]
         elif "driver" in message:
@@ -69,9 +72,10 @@ class Prepared:
 
     def __init__(self) -> None:
         """Raises OSError where it cannot be started."""
+        self._began = time.monotonic()
         waits, self._tell = os.pipe()
         try:
-            argv = commands.python_module(PROBE_MODULE, WHEN_TOLD)
+            argv = commands.python_module(PROBE_MODULE, child_of_us(), WHEN_TOLD)
             self._child = commands.start(argv, capture=True, stdin=waits, cwd="/")
         except BaseException:
             os.close(self._tell)
@@ -82,31 +86,46 @@ class Prepared:
     def read(self) -> Readings:
         """All facts as they are now; only once. Never raises; what goes wrong makes it ask anew."""
         os.close(self._tell)
-        readings, completed = Readings(), self._child.collect(PREPARED_SECONDS)
+        left = max(PREPARED_SECONDS, DEVICE_SECONDS - (time.monotonic() - self._began))
+        readings, completed = Readings(), self._child.collect(left)
         for line in completed.stdout.splitlines():
             readings.take(line)
-        return readings if completed.ok else read()
+        if completed.ok:
+            return readings
+        if not completed.timed_out:
+            return read()
+        # Anew, a start that hangs would hang as long again.
+        return readings if _is_over(readings, _silence(DEVICE_SECONDS)) else read(readings)
 
 
-def read() -> Readings:
-    """All facts NVML gives. Never raises; bounded by ALL_SECONDS."""
-    readings = Readings()
+def read(readings: Readings | None = None) -> Readings:
+    """All facts NVML gives, with those that are there already. Never raises; bounded by ALL_SECONDS."""
+    readings = Readings() if readings is None else readings
     deadline = time.monotonic() + ALL_SECONDS
     while (left := deadline - time.monotonic()) > 0:
-        failure = _run_child(readings, min(DEVICE_SECONDS, left))
-        if readings.reading is None:
-            readings.problem = readings.problem or failure
+        if _is_over(readings, _run_child(readings, min(DEVICE_SECONDS, left))):
             return readings
-        index = readings.reading
-        readings.gpus[index] = Gpu(index, "", "", None, None, problem=_crash_problem(index, failure))
-        readings.reading = None
-    readings.problem = readings.problem or f"NVML did not answer within {ALL_SECONDS:g} s"
+    readings.problem = readings.problem or _silence(ALL_SECONDS)
     return readings
+
+
+def _is_over(readings: Readings, failure: str) -> bool:
+    """After a child: whether no other is worth it. What failed at a device is told of it; the others are left."""
+    if readings.reading is None:
+        readings.problem = readings.problem or failure
+        return True
+    index, readings.reading = readings.reading, None
+    readings.gpus[index] = Gpu(index, "", "", None, None, problem=_crash_problem(index, failure))
+    return False
+
+
+def _silence(seconds: float) -> str:
+    return f"NVML did not answer within {seconds:g} s"
 
 
 def _run_child(readings: Readings, timeout: float) -> str:
     """One child over the devices not read yet; how it failed, or nothing."""
-    argv = commands.python_module(PROBE_MODULE, *map(str, readings.gpus))
+    argv = commands.python_module(PROBE_MODULE, child_of_us(), *map(str, readings.gpus))
     try:
         completed = commands.run(argv, timeout=timeout, cwd="/")
     except OSError as error:
@@ -117,7 +136,7 @@ def _run_child(readings: Readings, timeout: float) -> str:
         return ""
     last_line = completed.stderr.strip().rpartition("\n")[2]
     if completed.timed_out:
-        return f"NVML did not answer within {timeout:g} s"
+        return _silence(timeout)
     return f"NVML's probe {commands.describe_status(completed.status)}" + (f": {last_line}" if last_line else "")
 
 

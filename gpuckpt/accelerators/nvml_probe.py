@@ -11,11 +11,14 @@ With `--when-told` it loads and initialises NVML, and reads no device before its
 
 from __future__ import annotations
 
-import ctypes
 import json
-import signal
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from gpuckpt.accelerators.orphans import end_with_parent
+
+if __name__ == "__main__":
+    end_with_parent(sys.argv)  # before anything that takes long
 
 import pynvml  # noqa: TID251 - its home
 
@@ -25,16 +28,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 WHEN_TOLD = "--when-told"
-PR_SET_PDEATHSIG = 1
-"""Of prctl(2): the signal that comes when the thread ends that has started this process."""
-
 XID_HINT = "look for Xid 79 ('GPU has fallen off the bus') in the kernel log; a lost GPU needs a reset or a reboot"
 
 
 def main(arguments: list[str]) -> int:
     """Print the facts; 0 unless NVML cannot be used at all."""
-    # A hanging NVML would keep us for ever, and who would end us in time may be killed.
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     try:
         pynvml.nvmlInit()
         count = pynvml.nvmlDeviceGetCount()

@@ -21,6 +21,8 @@ def _pids(facts: RestoreFacts) -> Judgement:
         hint = "the image was made with --leave-running: end the original (or what has its pids) first"
     else:
         hint = "end what has them; a zombie goes when its parent reaps it: repeat the command in a few seconds"
+        if any("zombie of 1 " in who for who in facts.ids_in_use.values()):
+            hint += " (never where process 1 reaps nothing: start such a container with an init)"
     if facts.contents is None:  # a migration's tree keeps its pids
         hint += ", or say --isolate pid: the tree then has pids of its own"
     return none_of(taken, expected=expected, hint=hint, fine="free")

@@ -72,7 +72,9 @@ def as_expected(error: BaseException) -> GpuckptError | None:
         return Interrupted(signal.SIGINT, "interrupted before anything was begun", process="untouched")
     if isinstance(error, _wrong_usage()):
         return _usage(error)
-    return None
+    # What a signal interrupts can wrap it: the making of a class, up to Python 3.11.
+    behind = error.__cause__ or error.__context__
+    return as_expected(behind) if isinstance(behind, Interrupted) else None
 
 
 def _wrong_usage() -> type[Exception]:

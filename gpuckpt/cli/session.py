@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 
 SAY_SECONDS = 2.0
 """After a signal, for what is left to be said."""
+TOGETHER_SECONDS = 0.5
+"""Signals that come so soon after the first are the same wish."""
 
 
 def carry_out(
@@ -74,20 +75,27 @@ def _let_signals_end_us() -> None:
 class _LastWords:
     """The work is done, and no signal changes what came of it: 143 of a dump would say that the job runs on.
 
-    What is being said is said to its end; where nobody takes it, a second signal ends us, or SAY_SECONDS.
+    What is being said is said to its end; where nobody takes it, a later signal ends us, or SAY_SECONDS. Not one that
+    comes with the first: to a process and to its group, TERM and HUP, a terminal that closes.
     """
 
     def __init__(self, status: int) -> None:
         """`status`: with which we end in any case."""
         self._status = status
-        self._patience: threading.Timer | None = None
+        self._is_late = False
         on_signals(self._note)
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
+        on_signals(lambda *_: None)
+        self._is_late = True
+        # No thread: where a limit on tasks is reached none can be started.
+        signal.signal(signal.SIGALRM, self._listen_again)
+        signal.setitimer(signal.ITIMER_REAL, TOGETHER_SECONDS)
+
+    def _listen_again(self, _number: int, _frame: FrameType | None) -> None:
         on_signals(self._end)
-        self._patience = threading.Timer(SAY_SECONDS, os._exit, (self._status,))
-        self._patience.daemon = True
-        self._patience.start()
+        signal.signal(signal.SIGALRM, lambda *_: os._exit(self._status))
+        signal.setitimer(signal.ITIMER_REAL, SAY_SECONDS - TOGETHER_SECONDS)
 
     def _end(self, _number: int, _frame: FrameType | None) -> None:
         on_signals(signal.SIG_IGN)
@@ -97,5 +105,5 @@ class _LastWords:
         """Nothing ends us any more but ourselves."""
         # Python would put the plain way back while it ends, and the status would say what is not so.
         on_signals(signal.SIG_IGN)
-        if self._patience is not None:
-            self._patience.cancel()
+        if self._is_late:
+            signal.setitimer(signal.ITIMER_REAL, 0)

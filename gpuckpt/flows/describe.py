@@ -122,7 +122,7 @@ def _judge(view: View, request: InspectRequest, machine: Machine, interruption: 
 
         return judging.ask(request.against, manifests.encode(image.manifest))
     here = _compare(image, interruption)
-    facts = gather.restore_facts(RestoreRequest(image=image.path), image.manifest, machine, here)
+    facts = gather.restore_facts(RestoreRequest(image=image.path), image.manifest, machine, here, reap_seconds=0)
     return checks.judge(checks.RESTORE_CHECKS, facts, frozenset())
 
 

@@ -49,8 +49,11 @@ def connect(reach: Reach, pace: Pace | None = None) -> SshStore | SftpStore:
 
 def _bare(caller: Caller, why: str) -> SftpStore:
     call = caller.sftp()  # it connects meanwhile
-    from gpuckpt.stores.sftp import SftpStore  # noqa: PLC0415  paramiko takes 0.1 to 0.2 s to load
-
+    try:
+        from gpuckpt.stores.sftp import SftpStore  # noqa: PLC0415  paramiko takes 0.1 to 0.2 s to load
+    except BaseException:
+        call.close()
+        raise
     return SftpStore(caller, why, call)
 
 

@@ -259,9 +259,14 @@ def free_memory_bytes() -> int:
 
 
 def restore_facts(
-    request: RestoreRequest, manifest: Manifest, machine: Machine, captured_here: Mapping[str, CapturedHere]
+    request: RestoreRequest,
+    manifest: Manifest,
+    machine: Machine,
+    captured_here: Mapping[str, CapturedHere],
+    *,
+    reap_seconds: float = REAP_SECONDS,
 ) -> RestoreFacts:
-    """All that a restore of this manifest is judged by."""
+    """All that a restore of this manifest is judged by; zombies that have its pids get `reap_seconds` to go."""
     here = host(machine)
     tcp = request.tcp or manifest.tcp
     image = request.image.stat() if request.image.exists() else None  # a migration's is still on its way
@@ -274,7 +279,7 @@ def restore_facts(
         host=here,
         own_uid=os.geteuid(),
         files_here={path: procfs.file_here(path) for path in needed_paths(manifest)},
-        ids_in_use={} if request.own_pids else procfs.who_uses_ids(needed_ids(manifest), REAP_SECONDS),
+        ids_in_use={} if request.own_pids else procfs.who_uses_ids(needed_ids(manifest), reap_seconds),
         ports_in_use=network.ports,
         missing_addresses=network.missing,
         free_memory_bytes=min([here.memory_available_bytes, *rooms]),

@@ -50,6 +50,8 @@ def answer(raw_manifest: bytes) -> bytes:
     from gpuckpt.model.requests import RestoreRequest  # noqa: PLC0415
 
     manifest = manifests.decode(raw_manifest, "the manifest")
-    facts = gather.restore_facts(RestoreRequest(image=SOMEWHERE), manifest, this_machine(lambda _event: None), {})
+    facts = gather.restore_facts(
+        RestoreRequest(image=SOMEWHERE), manifest, this_machine(lambda _event: None), {}, reap_seconds=0
+    )
     findings = checks.judge(checks.RESTORE_CHECKS, facts, frozenset())
     return json.dumps({"findings": to_json(findings)}).encode()

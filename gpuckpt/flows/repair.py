@@ -41,7 +41,7 @@ def repair(request: RepairRequest, machine: Machine) -> Report:
         raise TreeHeld(f"the tree does not run: {said['problem'] or words_for_seen(seen)}", "repeat the command later")
     data |= {"duty": "nothing" if well else said["duty"], "seen": to_json(seen), "notes": notes + said.get("notes", [])}
     if said["state"] == "gone" and said["duty"] == "resume":
-        raise NotFound(f"the tree of {tree.root.pid} has ended", "restore its newest image")
+        raise NotFound(f"the tree of {tree.root.pid} has ended", "restore its newest image", process="ended")
     return Report("restore", "ok", "running" if said["state"] == "running" else "ended", data)
 
 

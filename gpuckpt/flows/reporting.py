@@ -19,8 +19,8 @@ REFUSALS = (MachineLacks, Refused, NotFound, Busy)
 def reported(command: str, act: Callable[[], Report], interruption: Interruption | None = None) -> Report:
     """What `act` returns, or a report of its failure.
 
-    A refusal after a signal is told as the signal: it may have ended the very program that was asked for a fact
-    (one that has just been forked is still in our process group).
+    What this machine seems to lack after a signal is told as the signal: it may have ended the very program that was
+    asked (one that has just been forked is still in our process group). Any other failure has its own cause.
     """
     try:
         report = act()
@@ -28,7 +28,8 @@ def reported(command: str, act: Callable[[], Report], interruption: Interruption
         refused = isinstance(error, REFUSALS) and error.process == "untouched"
         outcome: Outcome = "refused" if refused else "failed"
         report = Report(command, outcome, error.process, {}, error.findings, error)
-    if report.outcome == "refused" and interruption is not None and interruption.caught is not None:
+    is_lack = report.outcome == "refused" and isinstance(report.error, MachineLacks)
+    if is_lack and interruption is not None and interruption.caught is not None:
         number = interruption.caught
         why = f"broken off: {signal.Signals(number).name} came; nothing was touched"
         return Report(command, "failed", "untouched", error=Interrupted(number, why, process="untouched"))

@@ -147,6 +147,37 @@ def test_a_prepared_probe_that_fails_is_asked_anew(host, monkeypatch, fault):
     assert [bool(gpu.problem) for gpu in facts.gpus] == [fault.startswith("nvml.0"), False]
 
 
+def test_a_prepared_probe_whose_start_hangs_is_not_waited_for_twice(host, monkeypatch):
+    monkeypatch.setattr(nvml, "DEVICE_SECONDS", 1.5)
+    monkeypatch.setattr(nvml, "PREPARED_SECONDS", 0.1)
+    monkeypatch.setattr(nvml, "_run_child", lambda *_: pytest.fail("it is asked anew"))
+    host.fail("nvml.init=hang")
+    assert "did not answer within 1.5 s" in nvml.Prepared().read().problem
+
+
+def test_a_slow_start_has_the_time_of_a_start(host, monkeypatch):
+    """Not the time of a reading: it would be thrown away, and begun anew."""
+    monkeypatch.setattr(nvml, "PREPARED_SECONDS", 0.1)
+    monkeypatch.setattr(nvml, "_run_child", lambda *_: pytest.fail("it is asked anew"))
+    gpus = Nvidia()
+    gpus.get_ready()
+    assert not gpus.driver().problem
+
+
+def test_a_probe_that_comes_up_after_its_starter_has_ended_ends(host):
+    host.fail("nvml.init=hang")
+    start = "from gpuckpt.accelerators.nvml import Prepared; import os; print(Prepared()._child.pid, flush=True); os._exit(0)"
+    done = subprocess.run([sys.executable, "-c", start], capture_output=True, text=True, timeout=60)
+    harness.wait_for(lambda: not harness.alive(int(done.stdout)), "the probe ends")
+
+
+def test_lines_that_are_no_facts_are_none():
+    readings = nvml.Readings()
+    for line in ("17", "[]", "null", '"driver"', "{"):
+        readings.take(line)
+    assert readings == nvml.Readings()
+
+
 def test_a_prepared_probe_ends_with_who_started_it(host):
     """Killed, so that nobody tells it anything."""
     start = "from gpuckpt.accelerators.nvml import Prepared; import signal; print(Prepared()._child.pid, flush=True); signal.pause()"

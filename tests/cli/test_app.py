@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cli_samples import dump_report, host_report, restore_report
 
+from gpuckpt.cli import failing
 from gpuckpt.model.errors import (
     DumpFailed,
     ImageCorrupt,
@@ -342,20 +343,23 @@ from gpuckpt.cli.manner import Manner
 from gpuckpt.model.report import Report
 present = render.present
 def late(report, manner):
-    os.kill(os.getpid(), signal.SIGHUP)
+    for name in sys.argv[2:]:
+        os.kill(os.getpid(), signal.Signals[name])
     return present(report, manner)
 render.present = late
 sys.exit(session._shown(Manner(json=True), lambda listener: Report("dump", "ok", "ended", {"note": "x" * int(sys.argv[1])})))
 """
 
 
-def signalled(size: int, **options) -> subprocess.Popen:
+def signalled(size: int, *names: str) -> subprocess.Popen:
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    return subprocess.Popen([sys.executable, "-c", SIGNALLED, str(size)], stdout=subprocess.PIPE, env=env, **options)
+    return subprocess.Popen([sys.executable, "-c", SIGNALLED, str(size), *names], stdout=subprocess.PIPE, env=env)
 
 
-def test_a_signal_before_the_report_is_written_does_not_swallow_it():
-    process = signalled(1)
+@pytest.mark.parametrize("names", [["SIGHUP"], ["SIGTERM", "SIGHUP"], ["SIGTERM", "SIGTERM"]])
+def test_signals_before_the_report_is_written_do_not_swallow_it(names):
+    """Two at once: to a process and to its group, or of a terminal that closes."""
+    process = signalled(1, *names)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
     assert json.loads(out)["process"] == "ended"
@@ -363,9 +367,17 @@ def test_a_signal_before_the_report_is_written_does_not_swallow_it():
 
 def test_a_report_that_nobody_takes_does_not_keep_a_signalled_run():
     """More than a pipe holds."""
-    process = signalled(1 << 20)
+    process = signalled(1 << 20, "SIGHUP")
     assert process.wait(60) == 0
     process.stdout.close()
+
+
+def test_a_signal_that_is_wrapped_by_what_it_interrupts_is_no_bug():
+    """Up to Python 3.11 what is raised while a class is made comes out as a RuntimeError."""
+    wrapped = RuntimeError("Error calling __set_name__")
+    wrapped.__cause__ = Interrupted(signal.SIGTERM, "interrupted", process="untouched")
+    assert failing.as_expected(wrapped) is wrapped.__cause__
+    assert failing.as_expected(RuntimeError("a bug")) is None
 
 
 def test_nohup_stays(flow, gpuckpt):

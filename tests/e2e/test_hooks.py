@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -55,6 +56,20 @@ def test_they_are_told_what_came_of_it(work, jobs, job, say):
     assert dumped.report["data"]["seconds"].keys() >= {"pre_dump", "post_dump", "capture"}
     assert restored.report["data"]["seconds"].keys() >= {"pre_restore", "post_restore", "criu"}
     rounds.goes_on(work / "log", at_dump)
+
+
+def test_a_signal_in_the_last_one_does_not_hide_why_the_first_one_refused(work, job):
+    run = start_gpuckpt(
+        *("dump", "--tree", job.pid, work / "img", "--pre-dump", "echo drained; exit 1"),
+        *("--post-dump", f"touch {work}/undoing; sleep 60"),
+    )
+    harness.wait_for((work / "undoing").exists, "what was begun is being undone")
+    run.send_signal(signal.SIGTERM)
+    out, _ = run.communicate(timeout=60)
+    error = json.loads(out)["error"]
+    assert run.returncode == 20
+    assert "--pre-dump exited with 1" in error["message"]
+    assert "SIGTERM" in error["hint"]
 
 
 def test_a_plan_names_them_and_runs_none(work, job, say):
