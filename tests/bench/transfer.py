@@ -122,7 +122,7 @@ def ways(server: Sshd, image: Path, plain: Path, there: Path) -> dict[str, list[
         ],
         "gpuckpt push, bare SFTP": [*gpuckpt, "push", str(image), f"bare:{there}", "--ssh-config", config],
         "gpuckpt push, sftp+shell": [*gpuckpt, "push", str(image), f"far:{there}", "--ssh-config", config],
-        "gpuckpt push, told so": [
+        "gpuckpt push, internal-sftp": [
             *gpuckpt, "push", str(image), f"bare:{there}", "--ssh-config", config, "--remote-command", "internal-sftp",
         ],
         "sftp put -r": ["bash", "-c", f"echo put -r {plain} {there}/plain | sftp -q -b - -F {config} far"],
