@@ -94,7 +94,7 @@ def manifest_of(
 
 
 def _suspension(member: CudaMember, copies: dict[str, list[list[int]]]) -> CudaSuspension:
-    ranges = tuple((start, end) for start, end in copies.get(str(member.id.pid), ()))
+    ranges = tuple((start, end) for start, end in copies.get(str(member.id.pid), ())[: manifests.MOST_COPIES])
     return CudaSuspension(member.id, member.restore_tid, member.memory_bytes, ranges)
 
 

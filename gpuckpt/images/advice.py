@@ -49,7 +49,7 @@ def _advised(message: bytes, ranges: Sequence[Range]) -> Iterator[wire.Field]:
 def _parts(field: wire.Field, body: bytes, ranges: Sequence[Range]) -> Iterator[wire.Field]:
     mapping = pagemaps.decode_mapping(body)
     whole = (mapping.start, mapping.end)
-    outside = memory.subtract([whole], ranges) if memory.is_injectable(mapping) else (whole,)
+    outside = memory.without(whole, ranges) if memory.is_injectable(mapping) else (whole,)
     if outside == (whole,) or mapping.advice & _HUGE_PAGES:
         yield field
         return

@@ -135,6 +135,12 @@ def subtract(ranges: Iterable[Range], holes: Iterable[Range]) -> tuple[Range, ..
     )
 
 
+def without(one: Range, holes: Iterable[Range]) -> tuple[Range, ...]:
+    """As `subtract`, for one range of many and holes of which few lie in it."""
+    near = [(low, high) for low, high in holes if low < one[1] and one[0] < high]
+    return subtract([one], near) if near else (one,)
+
+
 def _merged(ranges: Iterable[Range]) -> list[Range]:
     out: list[Range] = []
     for low, high in sorted(ranges):
@@ -263,7 +269,7 @@ class _Planner:
         if all(frame.raw % PAGE == 0 for frame in self._frames[pages]):  # as we write them: only pages can be filled
             fresh = sorted(set(candidates) - self._otherwise[process.pid])
         huge = self._huge.get(process.pid, ())
-        small = tuple(part for one in fresh for part in subtract([one], huge)) if huge else tuple(fresh)
+        small = tuple(part for one in fresh for part in without(one, huge)) if huge else tuple(fresh)
         return ProcessMemory(process.pid, pages, divided, small)
 
     def _candidates(self, process: ImageProcess) -> list[Range]:

@@ -100,6 +100,11 @@ class CriuOptions:
     lsm: str = ""
 
 
+SMALLEST_PAGE = 4096
+MOST_COPIES = 1024
+"""Ranges of one process; the driver was seen to make one."""
+
+
 @dataclass(frozen=True, slots=True)
 class CudaSuspension:
     """How one CUDA process was suspended, in the order of the suspension."""
@@ -276,10 +281,15 @@ def _check_tree(manifest: Manifest) -> None:
         raise FormError("$.tree.processes: impossible process ids")
     if not {*manifest.stopped, *(one.id for one in manifest.cuda), *(one.id for one in manifest.tree.cuda)} <= {*ids}:
         raise FormError("$: a process is named that is not in the tree")
-    if not all(0 <= start < end for one in manifest.cuda for start, end in one.host_copies):
+    if not all(_is_possible(one.host_copies) for one in manifest.cuda):
         raise FormError("$.cuda: impossible addresses")
     if not 0 <= manifest.created < MAX_TIME:
         raise FormError("$.created: no possible time")
+
+
+def _is_possible(ranges: tuple[tuple[int, int], ...]) -> bool:
+    whole = all(0 <= start < end and start % SMALLEST_PAGE == end % SMALLEST_PAGE == 0 for start, end in ranges)
+    return whole and len(ranges) <= MOST_COPIES
 
 
 def _check_paths(manifest: Manifest, where: str) -> None:

@@ -356,6 +356,18 @@ def test_impossible_processes():
     _corrupt(_with(tree={**BODY["tree"], "processes": [*BODY["tree"]["processes"], BODY["tree"]["processes"][0]]}))
 
 
+@pytest.mark.parametrize(
+    "ranges",
+    [[[4096, 4096]], [[8192, 4096]], [[-4096, 4096]], [[4096, 5000]], [[1, 4096]], [[0, 4096]] * 1025, [[0]], [0]],
+    ids=lambda ranges: str(ranges[:1]),
+)
+def test_impossible_places_of_the_drivers_copy(ranges):
+    identity = BODY["tree"]["root"]
+    cuda = {"id": identity, "restore_tid": 5, "gpu_memory_bytes": {}, "host_copies": ranges}
+    _corrupt(_with(cuda=[cuda]))
+    assert manifests.decode(_with(cuda=[{**cuda, "host_copies": [[4096, 8192]]}]), "manifest.json").cuda[0].host_copies
+
+
 def test_a_huge_file(tmp_path):
     """Refused before it is parsed, and without reading all of it."""
     image = tmp_path / "img"

@@ -87,3 +87,14 @@ def test_every_page_is_in_one_mapping_and_advised_if_meant(where):
     pages = [(page, advice) for start, end, advice in found for page in range(start, end)]
     meant = {page for start, end in where for page in range(start // PAGE, end // PAGE)}
     assert pages == [(page, HUGE if page in meant else 0) for page in range(64, 128)]
+
+
+def test_many_mappings_and_many_ranges_take_no_time():
+    """A hostile image may have 65,530 of the one and a thousand of the other."""
+    entries = [entry(replace_range(number)) for number in range(2000)]
+    where = [(number * 64 * PAGE, (number * 64 + 1) * PAGE) for number in range(1, 1001)]
+    assert len(seen(advise_huge_pages(mm(*entries), where, "mm-5.img"))) == 3000
+
+
+def replace_range(number: int) -> Mapping:
+    return Mapping((number + 1) * 64 * PAGE, (number + 2) * 64 * PAGE, 3, 0x22, 0x201)
